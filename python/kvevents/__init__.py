@@ -1,0 +1,40 @@
+"""KV-cache events for LLM inference engines."""
+
+from __future__ import annotations
+
+from kvevents import errors
+from kvevents._core import EventList, __version__
+from kvevents.events import (
+    MEDIUM_CPU,
+    MEDIUM_GPU,
+    MEDIUM_STORAGE,
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    EventBatch,
+    ExternalBlockHash,
+    KVCacheEvent,
+    KVEventBatch,
+    Skipped,
+    dec_hook,
+    enc_hook,
+)
+
+__all__ = [
+    "MEDIUM_CPU",
+    "MEDIUM_GPU",
+    "MEDIUM_STORAGE",
+    "AllBlocksCleared",
+    "BlockRemoved",
+    "BlockStored",
+    "EventBatch",
+    "EventList",
+    "ExternalBlockHash",
+    "KVCacheEvent",
+    "KVEventBatch",
+    "Skipped",
+    "__version__",
+    "dec_hook",
+    "enc_hook",
+    "errors",
+]

@@ -1,0 +1,76 @@
+"""Exceptions. Each inherits from :class:`KVEventsError` and from the builtin that fits."""
+
+from __future__ import annotations
+
+__all__ = [
+    "BlockError",
+    "ConfigError",
+    "DecodeError",
+    "EncodeError",
+    "EndpointInUseError",
+    "EventError",
+    "EventTypeError",
+    "ForkError",
+    "KVEventsError",
+    "NoFreeBlocksError",
+    "PickleError",
+    "PublisherClosedError",
+    "PublisherError",
+    "TraceError",
+]
+
+
+class KVEventsError(Exception):
+    """Base of everything that this package raises on purpose."""
+
+
+class EventError(KVEventsError, ValueError):
+    """An event's field holds a value that no engine can mean; says which event, field and value."""
+
+
+class EventTypeError(KVEventsError, TypeError):
+    """Something that is not an event, or a field of the wrong type."""
+
+
+class PickleError(KVEventsError, ValueError):
+    """Bytes that are not a pickle of this package, are damaged, or are of another version."""
+
+
+class DecodeError(KVEventsError, ValueError):
+    """A payload that is no batch of events, or (``strict=True``) a bad event in one."""
+
+
+class EncodeError(KVEventsError, ValueError):
+    """An event that the dialect has no place for; says which event and field."""
+
+
+class BlockError(KVEventsError, ValueError):
+    """A call to the pool that cannot be meant: nothing was changed."""
+
+
+class NoFreeBlocksError(BlockError):
+    """More blocks were asked for than are free: nothing was changed."""
+
+
+class ConfigError(KVEventsError, ValueError):
+    """A setting that cannot work; says which and why."""
+
+
+class PublisherError(KVEventsError, RuntimeError):
+    """A publisher that cannot do what was asked."""
+
+
+class PublisherClosedError(PublisherError):
+    """Publishing after ``shutdown()``."""
+
+
+class ForkError(PublisherError):
+    """A publisher or subscriber used in a process that was forked from its owner."""
+
+
+class EndpointInUseError(PublisherError, OSError):
+    """The address cannot be bound: another process, or another rank, has it."""
+
+
+class TraceError(KVEventsError, ValueError):
+    """A trace or capture file with a broken line; says the line number and what was seen."""

@@ -1,0 +1,42 @@
+//! Errors, one enum per layer. Each says what was wrong, where, and what was seen.
+
+use thiserror::Error;
+
+/// What can be wrong with events that are put into an `EventList`.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum EventsError {
+    /// A field holds something that no engine can mean.
+    #[error("event {index}: {field}: {seen}")]
+    Field {
+        /// Position of the event in what was given.
+        index: usize,
+        /// The field, by vLLM's name.
+        field: &'static str,
+        /// What was wrong and what was seen.
+        seen: String,
+    },
+    /// The columns are addressed by 32 bits.
+    #[error("too many {what} for one EventList: {seen} (at most {limit}); take events more often")]
+    TooLarge {
+        /// `hash bytes`, `token ids` or `bytes of rare fields`.
+        what: &'static str,
+        /// The size that was asked for.
+        seen: usize,
+        /// The largest size.
+        limit: usize,
+    },
+    /// Bytes that are not a pickled `EventList`, or are damaged.
+    #[error("not a valid pickled EventList: {0}")]
+    Corrupt(String),
+    /// Bytes of an `EventList` of another version of this package.
+    #[error(
+        "this EventList was pickled in format version {seen}, this build reads version {known}; \
+         run the same kvevents release in every process"
+    )]
+    Version {
+        /// The version in the bytes.
+        seen: u16,
+        /// The version of this build.
+        known: u16,
+    },
+}

@@ -1,0 +1,120 @@
+//! The handle that everybody passes around.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::attrs::Attrs;
+use super::data::{EventData, Skipped};
+use super::view::EventView;
+use crate::error::EventsError;
+
+/// Finished events: immutable, shared, cheap to clone and to slice.
+#[derive(Clone, Debug, Default)]
+pub struct EventList {
+    data: Arc<EventData>,
+    start: usize,
+    end: usize,
+}
+
+impl From<EventData> for EventList {
+    fn from(data: EventData) -> Self {
+        let end = data.len();
+        Self { data: Arc::new(data), start: 0, end }
+    }
+}
+
+impl EventList {
+    /// Number of events.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.end - self.start
+    }
+
+    /// Whether there are none.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The event at `index`, which must be below [`Self::len`].
+    #[inline]
+    pub fn view(&self, index: usize) -> EventView<'_> {
+        assert!(index < self.len(), "event {index} of {}", self.len());
+        self.data.view(self.start + index)
+    }
+
+    /// All events, in order.
+    #[inline]
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = EventView<'_>> + DoubleEndedIterator {
+        (self.start..self.end).map(|i| self.data.view(i))
+    }
+
+    /// The table that [`EventView::attrs_index`] points into.
+    pub fn attrs_table(&self) -> &[Attrs] {
+        &self.data.attrs
+    }
+
+    /// A part; shares the columns.
+    #[must_use]
+    pub fn slice(&self, range: Range<usize>) -> Self {
+        let end = self.start + range.end.min(self.len());
+        let start = (self.start + range.start).min(end);
+        Self { data: Arc::clone(&self.data), start, end }
+    }
+
+    /// The events of `self`, then those of `other`.
+    pub fn concat(&self, other: &Self) -> Result<Self, EventsError> {
+        if other.is_empty() && !other.overflowed() {
+            return Ok(self.clone());
+        }
+        if self.is_empty() && !self.overflowed() {
+            return Ok(other.clone());
+        }
+        let mut data = EventData::new();
+        for v in self.iter().chain(other.iter()) {
+            data.push_view(v)?;
+        }
+        data.overflowed = self.overflowed() || other.overflowed();
+        data.skipped.extend(self.skipped().iter().chain(other.skipped()).cloned());
+        Ok(data.into())
+    }
+
+    /// Whether both hold equal events in the same order.
+    pub fn same(&self, other: &Self) -> bool {
+        let same_columns =
+            Arc::ptr_eq(&self.data, &other.data) && self.start == other.start && self.end == other.end;
+        same_columns || (self.len() == other.len() && self.iter().zip(other.iter()).all(|(a, b)| a.same(&b)))
+    }
+
+    /// Number of irregular events.
+    pub fn irregular(&self) -> usize {
+        if self.len() == self.data.len() {
+            return self.data.irregular as usize;
+        }
+        self.iter().filter(EventView::is_irregular).count()
+    }
+
+    /// Events that the decoder left out. A slice has those of the whole list.
+    pub fn skipped(&self) -> &[Skipped] {
+        &self.data.skipped
+    }
+
+    /// Whether events are missing before the first of these.
+    pub fn overflowed(&self) -> bool {
+        self.data.overflowed
+    }
+
+    /// Whether any event says where it came from.
+    pub fn has_origins(&self) -> bool {
+        self.data.origins.is_some()
+    }
+
+    /// Bytes held in memory by the columns (shared with other handles of the same events).
+    pub fn nbytes(&self) -> usize {
+        self.data.nbytes()
+    }
+
+    pub(super) fn parts(&self) -> (&EventData, Range<usize>) {
+        (&self.data, self.start..self.end)
+    }
+}

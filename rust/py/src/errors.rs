@@ -1,0 +1,47 @@
+//! Core error to Python exception: one `match` per enum, no wildcard arm.
+//!
+//! The exceptions are Python classes in `kvevents.errors`, so that each is both ours and a builtin.
+//! They are looked up once.
+
+use kvevents_core::error::EventsError;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyType;
+
+macro_rules! exceptions {
+    ($($(#[$doc:meta])* $name:ident),+ $(,)?) => {
+        /// The package's exceptions, by name.
+        #[derive(Clone, Copy)]
+        pub enum Exc { $($(#[$doc])* $name),+ }
+
+        impl Exc {
+            /// An exception of this class with this message.
+            pub fn err(self, message: impl Into<String>) -> PyErr {
+                let message = message.into();
+                Python::attach(|py| match self {
+                    $(Self::$name => {
+                        static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+                        match CLASS.import(py, "kvevents.errors", stringify!($name)) {
+                            Ok(class) => PyErr::from_type(class.clone(), (message,)),
+                            Err(e) => e,
+                        }
+                    }),+
+                })
+            }
+        }
+    };
+}
+
+exceptions! {
+    EventError,
+    EventTypeError,
+    PickleError,
+}
+
+/// The Python exception for an error of the events layer.
+pub fn events_error(e: &EventsError) -> PyErr {
+    match e {
+        EventsError::Field { .. } | EventsError::TooLarge { .. } => Exc::EventError.err(e.to_string()),
+        EventsError::Corrupt(_) | EventsError::Version { .. } => Exc::PickleError.err(e.to_string()),
+    }
+}

@@ -1,0 +1,661 @@
+//! `EventList`, and the only place where Python event objects are made and read.
+
+use kvevents_core::events::{
+    Attrs, CommonParts, EventData, EventKind, EventList, EventView, ExtraKeys, Hashes, Origin, Rare,
+    StoredParts, Tokens,
+};
+use kvevents_core::hash::HashRef;
+use kvevents_core::msgpack;
+use pyo3::IntoPyObjectExt;
+use pyo3::exceptions::{PyIndexError, PyTypeError};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyBytes, PyDict, PyInt, PyList, PySlice, PyString, PyTuple, PyType};
+use std::sync::Arc;
+
+use crate::errors::{Exc, events_error};
+use crate::raw::{self, OwnedHash};
+
+/// What is looked up in Python once.
+struct Classes {
+    stored: Py<PyType>,
+    removed: Py<PyType>,
+    cleared: Py<PyType>,
+    encode: Py<PyAny>,
+    decode: Py<PyAny>,
+    freeze: Py<PyAny>,
+}
+
+fn classes(py: Python<'_>) -> PyResult<&'static Classes> {
+    static CLASSES: PyOnceLock<Classes> = PyOnceLock::new();
+    CLASSES.get_or_try_init(py, || {
+        let events = py.import("kvevents.events")?;
+        let class = |name: &str| -> PyResult<Py<PyType>> {
+            Ok(events.getattr(name)?.cast_into::<PyType>()?.unbind())
+        };
+        let msgpack = py.import("msgspec.msgpack")?;
+        Ok(Classes {
+            stored: class("BlockStored")?,
+            removed: class("BlockRemoved")?,
+            cleared: class("AllBlocksCleared")?,
+            encode: msgpack.getattr("encode")?.unbind(),
+            decode: msgpack.getattr("decode")?.unbind(),
+            freeze: events.getattr("_freeze")?.unbind(),
+        })
+    })
+}
+
+// ---------------------------------------------------------------- columns to Python objects
+
+/// A hash as Python sees it.
+pub fn hash_to_py<'py>(py: Python<'py>, h: HashRef<'_>) -> PyResult<Bound<'py, PyAny>> {
+    match h {
+        HashRef::Uint(v) => v.into_bound_py_any(py),
+        HashRef::Int(v) => v.into_bound_py_any(py),
+        HashRef::Bytes(b) => Ok(PyBytes::new(py, b).into_any()),
+    }
+}
+
+fn str_to_py<'py>(py: Python<'py>, s: Option<&Arc<str>>) -> PyResult<Bound<'py, PyAny>> {
+    s.map(|s| &**s).into_bound_py_any(py)
+}
+
+fn rare_to_py<'py>(py: Python<'py>, raw: Option<&[u8]>, freeze: bool) -> PyResult<Bound<'py, PyAny>> {
+    let Some(raw) = raw else { return Ok(py.None().into_bound(py)) };
+    let c = classes(py)?;
+    let value = c.decode.bind(py).call1((PyBytes::new(py, raw),))?;
+    if freeze { c.freeze.bind(py).call1((value,)) } else { Ok(value) }
+}
+
+/// The Struct of one event.
+pub fn event_to_py<'py>(py: Python<'py>, v: EventView<'_>) -> PyResult<Bound<'py, PyAny>> {
+    let c = classes(py)?;
+    let a = v.attrs();
+    let event = match v.kind() {
+        EventKind::Cleared => c.cleared.bind(py).call0()?,
+        EventKind::Removed => {
+            let hashes = hashes_to_py(py, &v)?;
+            c.removed.bind(py).call1((
+                hashes,
+                str_to_py(py, a.medium.as_ref())?,
+                a.group_idx,
+                str_to_py(py, a.locality.as_ref())?,
+                str_to_py(py, a.ownership.as_ref())?,
+            ))?
+        }
+        EventKind::Stored => {
+            let parent = v.parent().map(|h| hash_to_py(py, h)).transpose()?;
+            let tokens = match v.tokens() {
+                Tokens::Plain(t) => PyList::new(py, t)?.into_any(),
+                Tokens::Wide(raw) => rare_to_py(py, Some(raw), false)?,
+            };
+            let extra = match v.extra_keys() {
+                ExtraKeys::Absent => py.None().into_bound(py),
+                ExtraKeys::AllNil => PyList::new(py, vec![None::<bool>; v.num_hashes()])?.into_any(),
+                ExtraKeys::Raw(raw) => rare_to_py(py, Some(raw), true)?,
+            };
+            let args: [Bound<'py, PyAny>; 15] = [
+                hashes_to_py(py, &v)?.into_any(),
+                parent.into_bound_py_any(py)?,
+                tokens,
+                a.block_size.into_bound_py_any(py)?,
+                a.lora_id.into_bound_py_any(py)?,
+                str_to_py(py, a.medium.as_ref())?,
+                str_to_py(py, a.lora_name.as_ref())?,
+                extra,
+                a.group_idx.into_bound_py_any(py)?,
+                str_to_py(py, a.spec_kind.as_ref())?,
+                a.sliding_window.into_bound_py_any(py)?,
+                str_to_py(py, a.locality.as_ref())?,
+                str_to_py(py, a.ownership.as_ref())?,
+                str_to_py(py, a.session_id.as_ref())?,
+                rare_to_py(py, v.rare(Rare::Lookahead), false)?,
+            ];
+            let event = c.stored.bind(py).call1(PyTuple::new(py, args)?)?;
+            if let Some(salt) = &a.cache_salt {
+                event.setattr(intern!(py, "cache_salt"), &**salt)?;
+            }
+            event
+        }
+    };
+    if v.has_rare() {
+        if let Some(raw) = v.rare(Rare::Metadata) {
+            event.setattr(intern!(py, "metadata"), rare_to_py(py, Some(raw), false)?)?;
+        }
+        if let Some(raw) = v.rare(Rare::Other) {
+            event.setattr(intern!(py, "other_fields"), rare_to_py(py, Some(raw), false)?)?;
+        }
+    }
+    Ok(event)
+}
+
+fn hashes_to_py<'py>(py: Python<'py>, v: &EventView<'_>) -> PyResult<Bound<'py, PyList>> {
+    let hashes = v.hashes().map(|h| hash_to_py(py, h)).collect::<PyResult<Vec<_>>>()?;
+    PyList::new(py, hashes)
+}
+
+// ---------------------------------------------------------------- Python objects to columns
+
+/// Reads the fields of one event object; knows which event it is for error messages.
+struct EventReader<'a, 'py> {
+    event: &'a Bound<'py, PyAny>,
+    index: usize,
+}
+
+impl<'py> EventReader<'_, 'py> {
+    fn bad(&self, field: &str, what: &str) -> PyErr {
+        Exc::EventError.err(format!("event {}: {field}: {what}", self.index))
+    }
+
+    fn bad_type(&self, field: &str, what: &str) -> PyErr {
+        Exc::EventTypeError.err(format!("event {}: {field}: {what}", self.index))
+    }
+
+    /// The field, or `None` where it is nil or the (older, foreign) class does not have it.
+    fn get(&self, name: &Bound<'py, PyString>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        Ok(self.event.getattr_opt(name)?.filter(|v| !v.is_none()))
+    }
+
+    fn opt_int(&self, name: &Bound<'py, PyString>) -> PyResult<Option<i64>> {
+        let Some(v) = self.get(name)? else { return Ok(None) };
+        v.extract().map(Some).map_err(|_| {
+            self.bad_type(
+                &name.to_string(),
+                &format!("a 64-bit integer or None was expected, saw {}", raw::preview(&v)),
+            )
+        })
+    }
+
+    fn opt_str(&self, name: &Bound<'py, PyString>) -> PyResult<Option<Arc<str>>> {
+        let Some(v) = self.get(name)? else { return Ok(None) };
+        match v.cast::<PyString>() {
+            Ok(s) => Ok(Some(Arc::from(&*s.to_cow()?))),
+            Err(_) => Err(self.bad_type(
+                &name.to_string(),
+                &format!("a str or None was expected, saw {}", raw::preview(&v)),
+            )),
+        }
+    }
+
+    /// A value that is kept as msgpack bytes.
+    fn raw(&self, name: &Bound<'py, PyString>) -> PyResult<Option<Vec<u8>>> {
+        let Some(v) = self.get(name)? else { return Ok(None) };
+        let py = v.py();
+        let bytes = classes(py)?.encode.bind(py).call1((&v,)).map_err(|e| {
+            self.bad(&name.to_string(), &format!("cannot be encoded as msgpack: {}", e.value(py)))
+        })?;
+        let bytes = bytes.cast::<PyBytes>()?.as_bytes().to_vec();
+        if msgpack::skip_value(&bytes, 0) != Ok(bytes.len()) {
+            return Err(
+                self.bad(&name.to_string(), &format!("nested deeper than {} levels", msgpack::MAX_DEPTH))
+            );
+        }
+        Ok(Some(bytes))
+    }
+
+    fn raw_map(&self, name: &Bound<'py, PyString>) -> PyResult<Option<Vec<u8>>> {
+        if let Some(v) = self.get(name)?
+            && v.cast::<PyDict>().is_err()
+        {
+            return Err(self.bad_type(
+                &name.to_string(),
+                &format!("a dict or None was expected, saw {}", raw::preview(&v)),
+            ));
+        }
+        self.raw(name)
+    }
+
+    fn raw_list(&self, name: &Bound<'py, PyString>) -> PyResult<Option<Vec<u8>>> {
+        let raw = self.raw(name)?;
+        match &raw {
+            Some(r) if msgpack::array_header(r, 0).is_none() => {
+                Err(self.bad_type(&name.to_string(), "a list or None was expected"))
+            }
+            _ => Ok(raw),
+        }
+    }
+
+    fn hashes(&self) -> PyResult<Vec<OwnedHash>> {
+        let py = self.event.py();
+        let name = intern!(py, "block_hashes");
+        let v =
+            self.get(name)?.ok_or_else(|| self.bad_type("block_hashes", "a list was expected, saw None"))?;
+        if v.is_instance_of::<PyBytes>() || v.is_instance_of::<PyString>() {
+            return Err(self.bad_type(
+                "block_hashes",
+                &format!("a list of hashes was expected, saw {}", raw::preview(&v)),
+            ));
+        }
+        let mut out = Vec::new();
+        for (i, item) in v.try_iter()?.enumerate() {
+            let hash =
+                raw::read_hash(&item?).map_err(|what| self.bad(&format!("block_hashes[{i}]"), &what))?;
+            out.push(hash);
+        }
+        Ok(out)
+    }
+
+    fn attrs(&self, stored: bool) -> PyResult<Attrs> {
+        let py = self.event.py();
+        let mut a = Attrs {
+            medium: self.opt_str(intern!(py, "medium"))?,
+            group_idx: self.opt_int(intern!(py, "group_idx"))?,
+            locality: self.opt_str(intern!(py, "locality"))?,
+            ownership: self.opt_str(intern!(py, "ownership"))?,
+            ..Attrs::default()
+        };
+        if stored {
+            let size = self.opt_int(intern!(py, "block_size"))?.unwrap_or(0);
+            a.block_size = u32::try_from(size)
+                .map_err(|_| self.bad("block_size", &format!("0 to 2^32-1 was expected, saw {size}")))?;
+            a.lora_id = self.opt_int(intern!(py, "lora_id"))?;
+            a.lora_name = self.opt_str(intern!(py, "lora_name"))?;
+            a.spec_kind = self.opt_str(intern!(py, "kv_cache_spec_kind"))?;
+            a.sliding_window = self.opt_int(intern!(py, "kv_cache_spec_sliding_window"))?;
+            a.session_id = self.opt_str(intern!(py, "session_id"))?;
+            a.cache_salt = self.opt_str(intern!(py, "cache_salt"))?;
+        }
+        Ok(a)
+    }
+
+    fn push(&self, kind: EventKind, out: &mut EventData) -> PyResult<()> {
+        let py = self.event.py();
+        let metadata = self.raw_map(intern!(py, "metadata"))?;
+        let other = self.raw_map(intern!(py, "other_fields"))?;
+        let common = CommonParts { metadata: metadata.as_deref(), other: other.as_deref() };
+        if kind == EventKind::Cleared {
+            return out.push_cleared(&common).map_err(|e| events_error(&e));
+        }
+        let attrs = self.attrs(kind == EventKind::Stored)?;
+        let hashes = self.hashes()?;
+        let refs: Vec<HashRef<'_>> = hashes.iter().map(as_ref).collect();
+        if kind == EventKind::Removed {
+            let id = out.intern(&attrs);
+            return out.push_removed(id, Hashes::Mixed(&refs), &common).map_err(|e| events_error(&e));
+        }
+        let parent = self
+            .get(intern!(py, "parent_block_hash"))?
+            .map(|v| raw::read_hash(&v).map_err(|what| self.bad("parent_block_hash", &what)))
+            .transpose()?;
+        let extra = self.raw_list(intern!(py, "extra_keys"))?;
+        let lookahead = self.raw_list(intern!(py, "lookahead_token_ids"))?;
+        let mut plain = Vec::new();
+        let wide = self.tokens(&mut plain)?;
+        let extra_keys = match &extra {
+            None => ExtraKeys::Absent,
+            Some(raw) => match msgpack::array_header(raw, 0) {
+                Some((n, at)) if n == refs.len() && raw[at..].iter().all(|&b| b == 0xc0) => ExtraKeys::AllNil,
+                _ => ExtraKeys::Raw(raw),
+            },
+        };
+        if attrs.block_size == 0 && (wide.is_some() || !plain.is_empty()) {
+            return Err(self.bad("block_size", &format!("0 with {} token ids", plain.len())));
+        }
+        let id = out.intern(&attrs);
+        let parts = StoredParts {
+            hashes: Hashes::Mixed(&refs),
+            parent: parent.as_ref().map(as_ref),
+            tokens: wide.as_deref().map_or(Tokens::Plain(&plain), Tokens::Wide),
+            extra_keys,
+            lookahead: lookahead.as_deref(),
+            common,
+        };
+        out.push_stored(id, &parts).map_err(|e| events_error(&e))
+    }
+
+    /// Plain ids into `plain`; anything else that is legal on the wire as msgpack bytes.
+    fn tokens(&self, plain: &mut Vec<u32>) -> PyResult<Option<Vec<u8>>> {
+        let py = self.event.py();
+        let name = intern!(py, "token_ids");
+        let Some(v) = self.get(name)? else { return Ok(None) };
+        if v.is_instance_of::<PyString>() {
+            return Err(self.bad_type("token_ids", &format!("a list was expected, saw {}", raw::preview(&v))));
+        }
+        let bad = match raw::read_u32s(&v, None, plain) {
+            Ok(Ok(())) => return Ok(None),
+            Ok(Err(bad)) => bad,
+            Err(e) if e.is_instance_of::<PyTypeError>(py) => {
+                return Err(self.bad_type(
+                    "token_ids",
+                    &format!("a list of token ids was expected, saw {}", raw::preview(&v)),
+                ));
+            }
+            Err(e) => return Err(e),
+        };
+        plain.clear();
+        for (i, item) in v.try_iter()?.enumerate().skip(bad.index) {
+            let item = item?;
+            if !is_wide_token(&item) {
+                return Err(self.bad(
+                    &format!("token_ids[{i}]"),
+                    &format!(
+                        "an integer of 64 bits, a pair of them or a str was expected, saw {}",
+                        raw::preview(&item)
+                    ),
+                ));
+            }
+        }
+        let ints = v.try_iter()?.map(|x| plain_int(&x?)).collect::<PyResult<Vec<_>>>()?;
+        let list = PyList::new(py, ints)?;
+        let bytes = classes(py)?.encode.bind(py).call1((list,))?;
+        Ok(Some(bytes.cast::<PyBytes>()?.as_bytes().to_vec()))
+    }
+}
+
+fn as_ref(h: &OwnedHash) -> HashRef<'_> {
+    match h {
+        OwnedHash::Uint(v) => HashRef::Uint(*v),
+        OwnedHash::Int(v) => HashRef::Int(*v),
+        OwnedHash::Bytes(b) => HashRef::Bytes(b),
+    }
+}
+
+fn is_int64(v: &Bound<'_, PyAny>) -> bool {
+    v.extract::<u64>().is_ok() || v.extract::<i64>().is_ok()
+}
+
+fn is_wide_token(v: &Bound<'_, PyAny>) -> bool {
+    if v.is_instance_of::<PyString>() || is_int64(v) {
+        return true;
+    }
+    let items = v.cast::<PyTuple>().map(|t| t.to_list());
+    let items = items.as_ref().ok().or_else(|| v.cast::<PyList>().ok());
+    items.is_some_and(|l| l.iter().all(|x| is_int64(&x)))
+}
+
+/// numpy's and other integers as `int`; the rest as it is.
+fn plain_int<'py>(v: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    if v.is_instance_of::<PyInt>() || !is_int64(v) {
+        return Ok(v.clone());
+    }
+    v.extract::<u64>()
+        .map_or_else(|_| v.extract::<i64>()?.into_bound_py_any(v.py()), |u| u.into_bound_py_any(v.py()))
+}
+
+/// Which event an object is: one of ours, or (an engine's own Structs) by the name of its class.
+fn kind_of(event: &Bound<'_, PyAny>) -> PyResult<Option<EventKind>> {
+    let py = event.py();
+    let c = classes(py)?;
+    let class = event.get_type();
+    for (kind, known, name) in [
+        (EventKind::Stored, &c.stored, intern!(py, "BlockStored")),
+        (EventKind::Removed, &c.removed, intern!(py, "BlockRemoved")),
+        (EventKind::Cleared, &c.cleared, intern!(py, "AllBlocksCleared")),
+    ] {
+        if class.is(known)
+            || event.is_instance(known.bind(py))?
+            || PyAnyMethods::eq(class.name()?.as_any(), name)?
+        {
+            return Ok(Some(kind));
+        }
+    }
+    Ok(None)
+}
+
+/// Appends one event object; `index` is for the error message.
+pub fn push_event(event: &Bound<'_, PyAny>, index: usize, out: &mut EventData) -> PyResult<()> {
+    let reader = EventReader { event, index };
+    match kind_of(event)? {
+        Some(kind) => reader.push(kind, out),
+        None => Err(Exc::EventTypeError.err(format!(
+            "event {index}: BlockStored, BlockRemoved or AllBlocksCleared was expected, saw {}",
+            raw::preview(event)
+        ))),
+    }
+}
+
+/// Events from an `EventList` or any iterable of events.
+pub fn extract_events(obj: &Bound<'_, PyAny>) -> PyResult<EventList> {
+    if let Ok(list) = obj.cast::<PyEventList>() {
+        return Ok(list.get().inner.clone());
+    }
+    let mut data = EventData::new();
+    for (i, event) in obj.try_iter()?.enumerate() {
+        push_event(&event?, i, &mut data)?;
+    }
+    Ok(data.into())
+}
+
+// ---------------------------------------------------------------- the class
+
+/// Events in columns; see `_core.pyi`.
+#[pyclass(name = "EventList", module = "kvevents._core", frozen, sequence, from_py_object)]
+#[derive(Clone)]
+pub struct PyEventList {
+    pub inner: EventList,
+}
+
+impl From<EventList> for PyEventList {
+    fn from(inner: EventList) -> Self {
+        Self { inner }
+    }
+}
+
+#[pymethods]
+impl PyEventList {
+    #[new]
+    #[pyo3(signature = (events = None, /))]
+    fn new(events: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
+        let inner = events.map(extract_events).transpose()?.unwrap_or_default();
+        Ok(Self { inner })
+    }
+
+    fn __len__(&self) -> usize {
+        self.inner.len()
+    }
+
+    fn __getitem__<'py>(&self, py: Python<'py>, key: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let n = self.inner.len();
+        if let Ok(slice) = key.cast::<PySlice>() {
+            let i = slice.indices(n.cast_signed())?;
+            if i.step == 1 {
+                let (from, to) = (i.start.cast_unsigned(), i.stop.max(i.start).cast_unsigned());
+                return Self::from(self.inner.slice(from..to)).into_bound_py_any(py);
+            }
+            let mut data = EventData::new();
+            for k in 0..i.slicelength {
+                let at = (i.start + k.cast_signed() * i.step).cast_unsigned();
+                data.push_view(self.inner.view(at)).map_err(|e| events_error(&e))?;
+            }
+            return Self::from(EventList::from(data)).into_bound_py_any(py);
+        }
+        let i: isize = key.extract()?;
+        let at = if i < 0 { i + n.cast_signed() } else { i };
+        if at < 0 || at >= n.cast_signed() {
+            return Err(PyIndexError::new_err(format!("event {i} of {n}")));
+        }
+        event_to_py(py, self.inner.view(at.cast_unsigned()))
+    }
+
+    fn __iter__(slf: &Bound<'_, Self>) -> PyEventIter {
+        PyEventIter { list: slf.get().inner.clone(), next: std::sync::atomic::AtomicUsize::new(0) }
+    }
+
+    fn __eq__<'py>(&self, py: Python<'py>, other: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let other = if let Ok(o) = other.cast::<Self>() {
+            o.get().inner.clone()
+        } else if other.is_instance_of::<PyList>() || other.is_instance_of::<PyTuple>() {
+            // A list with something that is no event is simply not equal.
+            match extract_events(other) {
+                Ok(o) => o,
+                Err(_) => return false.into_bound_py_any(py),
+            }
+        } else {
+            return Ok(py.NotImplemented().into_bound(py));
+        };
+        self.inner.same(&other).into_bound_py_any(py)
+    }
+
+    fn __add__<'py>(&self, py: Python<'py>, other: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        if other.cast::<Self>().is_err()
+            && !other.is_instance_of::<PyList>()
+            && !other.is_instance_of::<PyTuple>()
+        {
+            return Ok(py.NotImplemented().into_bound(py));
+        }
+        let joined = self.inner.concat(&extract_events(other)?).map_err(|e| events_error(&e))?;
+        Self::from(joined).into_bound_py_any(py)
+    }
+
+    fn __radd__<'py>(&self, py: Python<'py>, other: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        if !other.is_instance_of::<PyList>() && !other.is_instance_of::<PyTuple>() {
+            return Ok(py.NotImplemented().into_bound(py));
+        }
+        let joined = extract_events(other)?.concat(&self.inner).map_err(|e| events_error(&e))?;
+        Self::from(joined).into_bound_py_any(py)
+    }
+
+    fn __repr__(&self) -> String {
+        describe(&self.inner)
+    }
+
+    fn __copy__(&self) -> Self {
+        self.clone()
+    }
+
+    fn __deepcopy__(&self, _memo: &Bound<'_, PyAny>) -> Self {
+        self.clone()
+    }
+
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, (Bound<'py, PyBytes>,))> {
+        let from_bytes = py.get_type::<Self>().getattr(intern!(py, "from_bytes"))?;
+        Ok((from_bytes, (self.to_bytes(py),)))
+    }
+
+    fn to_bytes<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.inner.to_bytes())
+    }
+
+    #[staticmethod]
+    fn from_bytes(data: &Bound<'_, PyBytes>) -> PyResult<Self> {
+        EventList::from_bytes(data.as_bytes()).map(Self::from).map_err(|e| events_error(&e))
+    }
+
+    #[getter]
+    fn irregular(&self) -> usize {
+        self.inner.irregular()
+    }
+
+    #[getter]
+    fn overflowed(&self) -> bool {
+        self.inner.overflowed()
+    }
+
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.inner.nbytes()
+    }
+
+    #[getter]
+    fn num_blocks(&self) -> (usize, usize) {
+        let count = |kind| self.inner.iter().filter(|v| v.kind() == kind).map(|v| v.num_hashes()).sum();
+        (count(EventKind::Stored), count(EventKind::Removed))
+    }
+
+    fn is_irregular(&self, index: usize) -> PyResult<bool> {
+        self.check(index)?;
+        Ok(self.inner.view(index).is_irregular())
+    }
+
+    fn origin(&self, index: usize) -> PyResult<(Option<String>, Option<u32>)> {
+        self.check(index)?;
+        let origin = self.inner.view(index).origin().cloned().unwrap_or_default();
+        Ok((origin.source.map(|s| s.to_string()), origin.worker))
+    }
+
+    #[pyo3(signature = (*, source = None, worker = None))]
+    fn with_origin(&self, source: Option<&str>, worker: Option<u32>) -> PyResult<Self> {
+        let mut data = EventData::new();
+        let origin = Origin { source: source.map(Arc::from), worker };
+        for (i, v) in self.inner.iter().enumerate() {
+            data.push_view(v).map_err(|e| events_error(&e))?;
+            data.set_origin(i, origin.clone());
+        }
+        Ok(EventList::from(data).into())
+    }
+
+    /// `(index, reason, detail)` of every event that the decoder left out; wrapped in Python.
+    fn _skipped(&self) -> Vec<(usize, &'static str, String)> {
+        self.inner.skipped().iter().map(|s| (s.index, s.reason, s.detail.clone())).collect()
+    }
+}
+
+impl PyEventList {
+    fn check(&self, index: usize) -> PyResult<()> {
+        let n = self.inner.len();
+        if index < n { Ok(()) } else { Err(PyIndexError::new_err(format!("event {index} of {n}"))) }
+    }
+}
+
+/// Iterator; makes one object at a time.
+#[pyclass(module = "kvevents._core", frozen)]
+pub struct PyEventIter {
+    list: EventList,
+    next: std::sync::atomic::AtomicUsize,
+}
+
+#[pymethods]
+impl PyEventIter {
+    fn __iter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let i = self.next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        if i >= self.list.len() {
+            // Stays at the end, however often it is asked.
+            self.next.store(self.list.len(), std::sync::atomic::Ordering::Relaxed);
+            return Ok(None);
+        }
+        event_to_py(py, self.list.view(i)).map(Some)
+    }
+
+    fn __length_hint__(&self) -> usize {
+        self.list.len().saturating_sub(self.next.load(std::sync::atomic::Ordering::Relaxed))
+    }
+}
+
+/// A few events in words, for `repr`.
+fn describe(list: &EventList) -> String {
+    const SHOWN: usize = 5;
+    let hash = |h: HashRef<'_>| match h {
+        HashRef::Uint(v) => format!("{v:#x}"),
+        HashRef::Int(v) => format!("{v}"),
+        HashRef::Bytes(b) => b.iter().take(4).map(|x| format!("{x:02x}")).collect::<String>() + "..",
+    };
+    let hashes = |v: &EventView<'_>| {
+        let first = v.hashes().next().map_or_else(String::new, hash);
+        match v.num_hashes() {
+            0 => "no blocks".to_owned(),
+            1 => first,
+            n => format!("{n} blocks from {first}"),
+        }
+    };
+    let medium = |v: &EventView<'_>| v.attrs().medium.as_deref().unwrap_or("no medium").to_owned();
+    let mut parts: Vec<String> = list
+        .iter()
+        .take(SHOWN)
+        .map(|v| match v.kind() {
+            EventKind::Cleared => "cleared".to_owned(),
+            EventKind::Removed => format!("removed {} {}", hashes(&v), medium(&v)),
+            EventKind::Stored => {
+                let parent = v.parent().map_or_else(|| "root".to_owned(), hash);
+                format!("stored {} after {parent} {}", hashes(&v), medium(&v))
+            }
+        })
+        .collect();
+    if list.len() > SHOWN {
+        parts.push(format!("... {} more", list.len() - SHOWN));
+    }
+    let mut text = format!("EventList({}", list.len());
+    if !parts.is_empty() {
+        text.push_str(": ");
+        text.push_str(&parts.join("; "));
+    }
+    if list.overflowed() {
+        text.push_str("; overflowed");
+    }
+    text.push(')');
+    text
+}

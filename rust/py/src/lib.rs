@@ -1,0 +1,34 @@
+//! The extension module `kvevents._core`: extract, call the core, wrap. Nothing else.
+#![deny(unsafe_code)]
+// The names of the Python classes' methods are documented in `_core.pyi`, where users see them.
+#![allow(missing_docs)]
+// PyO3 hands arguments over by value.
+#![allow(clippy::needless_pass_by_value)]
+
+mod codec;
+mod errors;
+mod events;
+mod pool;
+mod publish;
+#[allow(unsafe_code)]
+mod raw;
+mod resident;
+mod tokens;
+
+use pyo3::prelude::*;
+
+/// Each part registers its own names.
+#[pymodule(name = "_core", gil_used = false)]
+mod core_module {
+    use super::{Bound, PyModule, PyModuleMethods, PyResult};
+
+    #[pymodule_export]
+    use crate::events::PyEventList;
+
+    #[pymodule_init]
+    fn init(m: &Bound<'_, PyModule>) -> PyResult<()> {
+        m.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        m.add("BUILD_PROFILE", if cfg!(debug_assertions) { "debug" } else { "release" })?;
+        Ok(())
+    }
+}
