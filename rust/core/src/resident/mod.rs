@@ -1,1 +1,5 @@
-//! (to be written)
+//! What a stream of events says is resident.
+
+mod digest;
+
+pub use digest::{Digest, key_digest};

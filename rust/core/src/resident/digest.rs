@@ -1,0 +1,75 @@
+//! The digest of a resident set: drift is found by comparing sixteen bytes.
+//!
+//! It is the sum modulo 2^128 of XXH3-128 (seed 0) over the msgpack array
+//! `[hash, medium, group_idx, locality, ownership]` of each resident key, in shortest form, absent
+//! fields nil, integers as unsigned 64 bits. A sum does not depend on order and is kept incrementally.
+
+use xxhash_rust::xxh3::xxh3_128;
+
+use crate::events::Scope;
+use crate::hash::HashRef;
+use crate::msgpack;
+
+/// Digest of one resident key.
+pub fn key_digest(hash: HashRef<'_>, scope: &Scope) -> u128 {
+    let mut key = Vec::with_capacity(96);
+    msgpack::write_array_header(&mut key, 5);
+    match hash {
+        HashRef::Bytes(b) => msgpack::write_bin(&mut key, b),
+        h => msgpack::write_uint(&mut key, h.bits().unwrap_or_default()),
+    }
+    let put_str = |key: &mut Vec<u8>, s: Option<&str>| match s {
+        Some(s) => msgpack::write_str(key, s),
+        None => msgpack::write_nil(key),
+    };
+    put_str(&mut key, scope.medium.as_deref());
+    match scope.group_idx {
+        Some(g) => msgpack::write_int(&mut key, g),
+        None => msgpack::write_nil(&mut key),
+    }
+    put_str(&mut key, scope.locality.as_deref());
+    put_str(&mut key, scope.ownership.as_deref());
+    xxh3_128(&key)
+}
+
+/// A sum of key digests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Digest(u128);
+
+impl Digest {
+    /// A key became resident.
+    pub fn add(&mut self, key: u128) {
+        self.0 = self.0.wrapping_add(key);
+    }
+
+    /// A key stopped being resident.
+    pub fn sub(&mut self, key: u128) {
+        self.0 = self.0.wrapping_sub(key);
+    }
+
+    /// Sixteen bytes, big endian.
+    pub fn to_bytes(self) -> [u8; 16] {
+        self.0.to_be_bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sign_does_not_matter_and_order_does_not_matter() {
+        let scope = Scope { medium: Some("GPU".into()), group_idx: Some(0), ..Scope::default() };
+        let (a, b) = (key_digest(HashRef::Int(-1), &scope), key_digest(HashRef::Uint(5), &scope));
+        assert_eq!(a, key_digest(HashRef::Uint(u64::MAX), &scope));
+        let (mut x, mut y) = (Digest::default(), Digest::default());
+        x.add(a);
+        x.add(b);
+        y.add(b);
+        y.add(a);
+        assert_eq!(x, y);
+        x.sub(a);
+        x.sub(b);
+        assert_eq!(x.to_bytes(), [0; 16]);
+    }
+}
