@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
+
 from kvevents import errors
-from kvevents._core import EventList, __version__
+from kvevents._core import BUILD_PROFILE, EventList, __version__
 from kvevents.events import (
     MEDIUM_CPU,
     MEDIUM_GPU,
@@ -38,3 +40,11 @@ __all__ = [
     "enc_hook",
     "errors",
 ]
+
+if BUILD_PROFILE != "release":
+    warnings.warn(
+        f"kvevents._core is a {BUILD_PROFILE} build, several times slower than a release build "
+        "(`make wheel`, or `make develop`)",
+        RuntimeWarning,
+        stacklevel=2,
+    )

@@ -10,7 +10,8 @@ Names, fields and order follow ``vllm.distributed.kv_events`` of vLLM 0.33. Adde
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
@@ -32,6 +33,8 @@ __all__ = [
     "dec_hook",
     "enc_hook",
 ]
+
+Sequence.register(EventList)
 
 MEDIUM_GPU = "GPU"
 MEDIUM_CPU = "CPU"
@@ -164,7 +167,7 @@ class KVEventBatch(EventBatch):
     events: Events
 
 
-class Skipped(NamedTuple):
+class Skipped(msgspec.Struct, frozen=True):
     """An event of a decoded batch that was left out."""
 
     index: int

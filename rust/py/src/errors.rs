@@ -12,6 +12,7 @@ macro_rules! exceptions {
     ($($(#[$doc:meta])* $name:ident),+ $(,)?) => {
         /// The package's exceptions, by name.
         #[derive(Clone, Copy)]
+        #[allow(clippy::enum_variant_names)] // named as in Python
         pub enum Exc { $($(#[$doc])* $name),+ }
 
         impl Exc {

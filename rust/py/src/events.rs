@@ -7,7 +7,7 @@ use kvevents_core::events::{
 use kvevents_core::hash::HashRef;
 use kvevents_core::msgpack;
 use pyo3::IntoPyObjectExt;
-use pyo3::exceptions::{PyIndexError, PyTypeError};
+use pyo3::exceptions::{PyIndexError, PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -417,6 +417,12 @@ pub fn extract_events(obj: &Bound<'_, PyAny>) -> PyResult<EventList> {
     Ok(data.into())
 }
 
+/// A list of this one event, or `None` where it is no event: such a thing equals nothing.
+fn single(value: &Bound<'_, PyAny>) -> Option<EventList> {
+    let mut data = EventData::new();
+    push_event(value, 0, &mut data).ok().map(|()| data.into())
+}
+
 // ---------------------------------------------------------------- the class
 
 /// Events in columns; see `_core.pyi`.
@@ -504,6 +510,23 @@ impl PyEventList {
         }
         let joined = extract_events(other)?.concat(&self.inner).map_err(|e| events_error(&e))?;
         Self::from(joined).into_bound_py_any(py)
+    }
+
+    #[pyo3(signature = (value, start = 0, stop = None, /))]
+    fn index(&self, value: &Bound<'_, PyAny>, start: isize, stop: Option<isize>) -> PyResult<usize> {
+        let n = self.inner.len().cast_signed();
+        let clamp = |i: isize| if i < 0 { (i + n).max(0) } else { i.min(n) }.cast_unsigned();
+        let stop = clamp(stop.unwrap_or(n));
+        let wanted = single(value);
+        (clamp(start)..stop)
+            .find(|&i| wanted.as_ref().is_some_and(|w| self.inner.slice(i..i + 1).same(w)))
+            .ok_or_else(|| PyValueError::new_err(format!("{} is not in the list", raw::preview(value))))
+    }
+
+    #[pyo3(signature = (value, /))]
+    fn count(&self, value: &Bound<'_, PyAny>) -> usize {
+        let Some(wanted) = single(value) else { return 0 };
+        (0..self.inner.len()).filter(|&i| self.inner.slice(i..i + 1).same(&wanted)).count()
     }
 
     fn __repr__(&self) -> String {

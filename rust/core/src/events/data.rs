@@ -239,7 +239,9 @@ impl EventData {
                 if cfg!(target_endian = "little") {
                     self.hashes.extend_from_slice(bytemuck::cast_slice(v));
                 } else {
-                    v.iter().for_each(|h| self.hashes.extend_from_slice(&h.to_le_bytes()));
+                    for h in v {
+                        self.hashes.extend_from_slice(&h.to_le_bytes());
+                    }
                 }
                 let form = if matches!(hashes, Hashes::Uint(_)) { HashForm::Uint } else { HashForm::Int };
                 (form, 8, v.len())
@@ -260,13 +262,17 @@ impl EventData {
         let negative = v.iter().any(HashRef::is_negative);
         let above = v.iter().any(|h| matches!(h, HashRef::Uint(x) if *x > i64::MAX as u64));
         if all_ints && !(negative && above) {
-            v.iter().for_each(|h| _ = write_hash(&mut self.hashes, *h));
+            for h in v {
+                write_hash(&mut self.hashes, *h);
+            }
             return (if negative { HashForm::Int } else { HashForm::Uint }, 8, v.len());
         }
         if let Some(HashRef::Bytes(first)) = v.first() {
             let w = first.len();
             if w > 0 && v.iter().all(|h| matches!(h, HashRef::Bytes(b) if b.len() == w)) {
-                v.iter().for_each(|h| _ = write_hash(&mut self.hashes, *h));
+                for h in v {
+                    write_hash(&mut self.hashes, *h);
+                }
                 return (HashForm::Bytes, w as u8, v.len());
             }
         }

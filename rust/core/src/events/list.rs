@@ -36,7 +36,10 @@ impl EventList {
         self.len() == 0
     }
 
-    /// The event at `index`, which must be below [`Self::len`].
+    /// The event at `index`.
+    ///
+    /// # Panics
+    /// When `index` is not below [`Self::len`].
     #[inline]
     pub fn view(&self, index: usize) -> EventView<'_> {
         assert!(index < self.len(), "event {index} of {}", self.len());

@@ -1,0 +1,89 @@
+"""The seam on one page: everything that Rust gives to Python.
+
+Only handles, buffers and scalars cross when it is hot. Python containers appear in a signature only where
+`tests/test_seam.py` lists the function with a reason, or its name starts with `to_`. Each part of the
+package stands under its own header, in the order in which the crates depend on one another.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, Self, SupportsIndex, final, overload
+
+from kvevents.events import KVCacheEvent
+
+# ---------------------------------------------------------------- build
+
+__version__: Final[str]
+BUILD_PROFILE: Final[str]
+"""`release`, or `debug` for an extension that is several times slower than it should be."""
+
+# ---------------------------------------------------------------- events
+
+@final
+class EventList(Sequence[KVCacheEvent]):
+    """Events in columns: the handle that pool, aggregator, codec, publisher, reader and index pass around.
+
+    A `collections.abc.Sequence` of `BlockStored`, `BlockRemoved` and `AllBlocksCleared`; the objects are made
+    when somebody iterates or indexes, each time anew. Immutable, so it may be shared between threads; a slice
+    (step 1) and a copy share the columns. Equal to an `EventList` or a list of equal events, metadata included;
+    not hashable. Pickles as one `bytes`, readable by any build with the same format version.
+    """
+
+    def __new__(cls, events: Iterable[KVCacheEvent] | None = None, /) -> Self:
+        """From any iterable of events: ours, or Structs of an engine with the same class and field names.
+
+        `EventTypeError` for what is no event or a field of the wrong type, `EventError` for a value that no
+        engine can mean; both name event, field and value. Irregular events of others (fewer hashes than
+        tokens, no tokens, ...) are kept word for word and flagged.
+        """
+
+    def __len__(self) -> int: ...
+    @overload
+    def __getitem__(self, key: SupportsIndex, /) -> KVCacheEvent: ...
+    @overload
+    def __getitem__(self, key: slice[Any, Any, Any], /) -> EventList: ...
+    def __iter__(self) -> Iterator[KVCacheEvent]: ...
+    def __add__(self, other: EventList | Sequence[KVCacheEvent], /) -> EventList: ...
+    def __radd__(self, other: EventList | Sequence[KVCacheEvent], /) -> EventList: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __copy__(self) -> Self: ...
+    def __deepcopy__(self, memo: object, /) -> Self: ...
+    def __reduce__(self) -> tuple[object, tuple[bytes]]: ...
+    def index(self, value: object, start: int = 0, stop: int | None = None, /) -> int:
+        """Position of the first event that equals `value`; `ValueError` where there is none."""
+
+    def count(self, value: object, /) -> int:
+        """How many events equal `value`."""
+
+    def to_bytes(self) -> bytes:
+        """The columns as one `bytes`, with a format version and a checksum; the inverse of `from_bytes`."""
+
+    @staticmethod
+    def from_bytes(data: bytes) -> EventList:
+        """Reads `to_bytes`; `PickleError` for damaged bytes or those of another format version."""
+
+    @property
+    def irregular(self) -> int:
+        """How many events are irregular: kept word for word, but readers use only their hashes."""
+
+    def is_irregular(self, index: int) -> bool:
+        """Whether this event is irregular; `IndexError` outside the list."""
+
+    @property
+    def overflowed(self) -> bool:
+        """Whether the queue that made this list lost events before it: what is resident must be told anew."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the columns take."""
+
+    @property
+    def num_blocks(self) -> tuple[int, int]:
+        """Hashes in stores, hashes in removals."""
+
+    def origin(self, index: int) -> tuple[str | None, int | None]:
+        """`(source, worker)` that the event came from, each `None` where it was not said."""
+
+    def with_origin(self, *, source: str | None = None, worker: int | None = None) -> EventList:
+        """The same events, all tagged with where they come from."""
+
+    def _skipped(self) -> Sequence[tuple[int, str, str]]: ...

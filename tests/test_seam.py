@@ -1,0 +1,225 @@
+"""The guards that keep the Rust/Python seam where it is."""
+
+from __future__ import annotations
+
+import ast
+import gc
+import importlib
+import importlib.util
+import pkgutil
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import kvevents
+from kvevents import _core
+
+ROOT = Path(__file__).resolve().parent.parent
+STUB = ROOT / "python" / "kvevents" / "_core.pyi"
+RAW = ROOT / "rust" / "py" / "src" / "raw.rs"
+
+# Signatures that may name Python containers, each with its reason.
+ALLOWED = {
+    "EventList.__new__": "built from any iterable of events: the convenience beside handles",
+    "EventList.__getitem__": "the three parameters of `slice`",
+}
+FORBIDDEN = re.compile(r"list\[int\]|list\[bytes\]|\bdict\b|\bAny\b|\bCallable\b|\bIterable\b")
+
+
+def signatures() -> list[tuple[str, str]]:
+    """`(qualified name, signature as text)` of every function of the stub."""
+    found: list[tuple[str, str]] = []
+
+    def walk(body: list[ast.stmt], prefix: str) -> None:
+        for node in body:
+            if isinstance(node, ast.ClassDef):
+                walk(node.body, f"{prefix}{node.name}.")
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                found.append(
+                    (
+                        prefix + node.name,
+                        ast.unparse(node.args) + " -> " + ast.unparse(node.returns or ast.Constant(None)),
+                    )
+                )
+
+    walk(ast.parse(STUB.read_text()).body, "")
+    return found
+
+
+def test_only_handles_buffers_and_scalars_cross() -> None:
+    bad = [
+        f"{name}({text})"
+        for name, text in signatures()
+        if FORBIDDEN.search(text) and not name.rpartition(".")[2].startswith("to_") and name not in ALLOWED
+    ]
+    assert not bad, "containers in the seam (name it to_*, or give a reason in ALLOWED):\n" + "\n".join(bad)
+
+
+def test_the_allow_list_names_only_what_exists() -> None:
+    assert set(ALLOWED) <= {name for name, _ in signatures()}
+
+
+def test_the_core_knows_no_python_and_no_sockets() -> None:
+    cargo = shutil.which("cargo")
+    if cargo is None:
+        pytest.skip("cargo is not on the path")
+    tree = subprocess.run(
+        [cargo, "tree", "--locked", "--offline", "-e", "normal", "-p", "kvevents-core", "--prefix", "none"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout
+    names = {line.split()[0] for line in tree.splitlines() if line.strip()}
+    assert "kvevents-core" in names
+    assert not [n for n in names if re.match(r"pyo3|tokio|zmq|zeromq|async-std|mio|log$|tracing", n)]
+
+
+def test_unsafe_stands_in_one_file() -> None:
+    """The compiler denies it elsewhere; this says it where someone would first look."""
+    with_unsafe = [
+        p
+        for p in (ROOT / "rust").rglob("*.rs")
+        if re.search(r"\bunsafe\s*(\{|fn|impl)", p.read_text()) and p != RAW
+    ]
+    assert not [p for p in with_unsafe if "fuzz" not in p.parts]
+
+
+def modules() -> list[str]:
+    """Every module of the package, but entry points that run on import."""
+    names = ["kvevents"]
+    names += [
+        m.name
+        for m in pkgutil.walk_packages(kvevents.__path__, "kvevents.")
+        if not m.name.endswith("__main__")
+    ]
+    return [n for n in names if not n.startswith("kvevents.integrations")]
+
+
+@pytest.mark.parametrize("name", modules())
+def test_every_public_name_exists(name: str) -> None:
+    module = importlib.import_module(name)
+    if name == "kvevents._core":
+        return
+    assert hasattr(module, "__all__"), f"{name} says not what is public"
+    missing = [n for n in module.__all__ if not hasattr(module, n)]
+    assert not missing
+    assert len(set(module.__all__)) == len(module.__all__)
+
+
+def test_everything_of_the_package_is_listed_by_dir() -> None:
+    assert set(kvevents.__all__) <= set(dir(kvevents))
+
+
+def test_importing_loads_nothing_that_is_used_later() -> None:
+    """Sockets and the command line load on first use, which keeps the import fast."""
+    code = "import kvevents, sys; print(*sorted({m.partition('.')[0] for m in sys.modules}))"
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    ).stdout.split()
+    late = {
+        "zmq",
+        "rich",
+        "typer",
+        "click",
+        "asyncio",
+        "logging",
+        "numpy",
+        "multiprocessing",
+        "concurrent",
+        "hypothesis",
+    }
+    assert not late & set(out)
+
+
+def stored_payload(events: int, hashes: int, block_size: int = 16) -> bytes:
+    """A batch in the map dialect, made by msgspec from the Structs."""
+    tokens = list(range(100_000, 100_000 + hashes * block_size))
+    batch = [
+        1.5,
+        [
+            kvevents.BlockStored(
+                block_hashes=[(e << 32) + h + 2**40 for h in range(hashes)],
+                parent_block_hash=None,
+                token_ids=tokens,
+                block_size=block_size,
+                lora_id=None,
+                medium="GPU",
+                lora_name=None,
+            )
+            for e in range(events)
+        ],
+        0,
+    ]
+    return msgspec.msgpack.encode(batch)
+
+
+needs_decode = pytest.mark.skipif(
+    importlib.util.find_spec("kvevents.codec") is None, reason="the codec is not part of this build"
+)
+
+
+@needs_decode
+def test_decoding_allocates_no_python_object_per_block() -> None:
+    """Compares the interpreter's count of allocated blocks for 1 and for 1,000 blocks."""
+
+    def allocated(payload: bytes) -> int:
+        kvevents.decode(payload)  # what is made once has been made
+        gc.collect()
+        gc.disable()
+        try:
+            before = sys.getallocatedblocks()
+            kept = kvevents.decode(payload)
+            after = sys.getallocatedblocks()
+        finally:
+            gc.enable()
+        assert len(kept.events) == 1
+        return after - before
+
+    few, many = allocated(stored_payload(1, 1)), allocated(stored_payload(1, 1000))
+    assert abs(many - few) <= 4, f"{few} objects for 1 block, {many} for 1,000"
+
+
+@needs_decode
+def test_another_thread_runs_while_a_large_payload_is_decoded() -> None:
+    """The decoder gives the interpreter lock away: a counting thread goes on counting meanwhile."""
+    payload = stored_payload(400, 128)
+    ticks = 0
+    stop = threading.Event()
+
+    def count() -> None:
+        nonlocal ticks
+        while not stop.is_set():
+            ticks += 1
+
+    # With a long switch interval only a thread that gives the lock away lets the other one run.
+    interval = sys.getswitchinterval()
+    other = threading.Thread(target=count, name="counter")
+    sys.setswitchinterval(5)
+    other.start()
+    try:
+        moved = 0
+        for _ in range(20):
+            before = ticks
+            kvevents.decode(payload)
+            moved += ticks > before
+            time.sleep(0)
+    finally:
+        stop.set()
+        other.join(30)
+        sys.setswitchinterval(interval)
+    assert moved >= 1
+    assert not other.is_alive()
+
+
+def test_the_build_profile_is_told() -> None:
+    assert _core.BUILD_PROFILE in {"debug", "release"}
+    assert kvevents.__version__ == _core.__version__
