@@ -40,3 +40,27 @@ pub enum EventsError {
         known: u16,
     },
 }
+
+/// What can be wrong with the options of `TokenBlocks`.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum TokensError {
+    /// A block holds at least one token.
+    #[error("block_size: 1 to 16777216 tokens were expected, saw {seen}")]
+    BlockSize {
+        /// What was given.
+        seen: usize,
+    },
+    /// A path says nothing without its adapter.
+    #[error("lora_path was given without lora_name; give both, as the engine has them")]
+    LoraPathAlone,
+    /// Features come in the order of the prompt.
+    #[error("mm[{index}]: offset {offset} comes after offset {before}; sort the features by offset")]
+    MmOrder {
+        /// Position of the feature.
+        index: usize,
+        /// Its offset.
+        offset: u32,
+        /// The offset of the feature before it.
+        before: u32,
+    },
+}

@@ -1,0 +1,165 @@
+//! The hash functions, and the loop that is hot: message of a block into a reused buffer, then hash.
+
+use sha2::block_api::compress256;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::extra::ExtraKey;
+use super::{cbor, pickle};
+use crate::hash::HashRef;
+
+/// What vLLM derives the first parent from where `PYTHONHASHSEED` is not set.
+pub const DEFAULT_SEED: &str = "vllm-none-hash";
+
+/// The widest hash.
+pub(super) const MAX_WIDTH: usize = 32;
+
+/// A chained block hash function.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Algorithm {
+    /// SHA-256 of `CPython`'s pickle (protocol 5, C pickler): vLLM's default.
+    Sha256,
+    /// SHA-256 of canonical CBOR: vLLM's choice for readers that are not Python.
+    #[default]
+    Sha256Cbor,
+    /// XXH3-64, this package's own; for pools whose hashes nobody else recomputes.
+    Xxh3,
+}
+
+impl Algorithm {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Sha256, Self::Sha256Cbor, Self::Xxh3];
+
+    /// The name that users write.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Sha256 => "sha256",
+            Self::Sha256Cbor => "sha256_cbor",
+            Self::Xxh3 => "xxh3_64",
+        }
+    }
+
+    /// The algorithm of a name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|a| a.name() == name)
+    }
+
+    /// Bytes a hash.
+    pub const fn width(self) -> usize {
+        match self {
+            Self::Sha256 | Self::Sha256Cbor => 32,
+            Self::Xxh3 => 8,
+        }
+    }
+
+    /// Whether hashes are 64-bit integers.
+    pub const fn is_int(self) -> bool {
+        matches!(self, Self::Xxh3)
+    }
+
+    /// The bytes of a column as a hash.
+    pub(super) fn as_hash(self, bytes: &[u8]) -> HashRef<'_> {
+        match self {
+            Self::Sha256 | Self::Sha256Cbor => HashRef::Bytes(bytes),
+            Self::Xxh3 => HashRef::Uint(bytes.iter().rev().fold(0, |acc, &b| acc << 8 | u64::from(b))),
+        }
+    }
+
+    /// What stands for the parent of a first block.
+    pub(super) fn none_hash(self, seed: Option<&str>) -> Box<[u8]> {
+        let seed = seed.unwrap_or(DEFAULT_SEED);
+        let mut message = Vec::new();
+        match self {
+            Self::Sha256 => {
+                pickle::string(seed, &mut message);
+                sha256(&mut message).into()
+            }
+            Self::Sha256Cbor => {
+                cbor::string(seed, &mut message);
+                sha256(&mut message).into()
+            }
+            Self::Xxh3 => xxh3_64(seed.as_bytes()).to_le_bytes().into(),
+        }
+    }
+}
+
+/// Hashes one block after the other.
+pub(super) struct Hasher<'a> {
+    algorithm: Algorithm,
+    message: &'a mut Vec<u8>,
+}
+
+impl<'a> Hasher<'a> {
+    pub(super) fn new(algorithm: Algorithm, block_size: usize, message: &'a mut Vec<u8>) -> Self {
+        message.clear();
+        message.reserve(block_size * 5 + 256);
+        Self { algorithm, message }
+    }
+
+    /// Replaces the parent's hash in `hash` by the block's.
+    #[inline]
+    pub(super) fn block(&mut self, hash: &mut [u8], tokens: &[u32], keys: &[ExtraKey<'_>]) {
+        let message = &mut *self.message;
+        message.clear();
+        match self.algorithm {
+            Algorithm::Sha256 => {
+                pickle::block(hash, tokens, keys, message);
+                hash.copy_from_slice(&sha256(message));
+            }
+            Algorithm::Sha256Cbor => {
+                cbor::block(hash, tokens, keys, message);
+                hash.copy_from_slice(&sha256(message));
+            }
+            Algorithm::Xxh3 => {
+                message.extend_from_slice(hash);
+                message.extend(tokens.iter().flat_map(|t| t.to_le_bytes()));
+                if !keys.is_empty() {
+                    cbor::extra_keys(keys, message);
+                }
+                hash.copy_from_slice(&xxh3_64(message).to_le_bytes());
+            }
+        }
+    }
+}
+
+const INITIAL: [u32; 8] =
+    [0x6a09_e667, 0xbb67_ae85, 0x3c6e_f372, 0xa54f_f53a, 0x510e_527f, 0x9b05_688c, 0x1f83_d9ab, 0x5be0_cd19];
+
+/// SHA-256 of a message whose buffer may be padded in place: one pass over whole blocks, without the
+/// copies through a block buffer that an incremental hasher makes.
+fn sha256(message: &mut Vec<u8>) -> [u8; 32] {
+    let bits = message.len() as u64 * 8;
+    message.push(0x80);
+    let padded = (message.len() + 8).next_multiple_of(64);
+    message.resize(padded - 8, 0);
+    message.extend_from_slice(&bits.to_be_bytes());
+    let mut state = INITIAL;
+    compress256(&mut state, message.as_chunks().0);
+    let mut out = [0; 32];
+    for (o, word) in out.as_chunks_mut::<4>().0.iter_mut().zip(state) {
+        *o = word.to_be_bytes();
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sha2::Digest;
+
+    #[test]
+    fn padding_is_right_at_every_length() {
+        for n in 0..200u8 {
+            let message: Vec<u8> = (0..n).collect();
+            let expected: [u8; 32] = sha2::Sha256::digest(&message).into();
+            assert_eq!(sha256(&mut message.clone()), expected, "length {n}");
+        }
+    }
+
+    #[test]
+    fn names_are_one_to_one() {
+        for a in Algorithm::ALL {
+            assert_eq!(Algorithm::from_name(a.name()), Some(a));
+        }
+        assert_eq!(Algorithm::from_name("xxhash"), None);
+    }
+}
