@@ -85,17 +85,17 @@ fn int(v: i64, out: &mut Vec<u8>) {
 fn head(major: u8, n: u64, out: &mut Vec<u8>) {
     match n {
         0..24 => out.push(major | n as u8),
-        24..0x100 => out.extend_from_slice(&[major | 24, n as u8]),
+        24..0x100 => out.extend_from_slice(&[major | 0x18, n as u8]),
         0x100..0x1_0000 => {
-            out.push(major | 25);
+            out.push(major | 0x19);
             out.extend_from_slice(&(n as u16).to_be_bytes());
         }
         0x1_0000..0x1_0000_0000 => {
-            out.push(major | 26);
+            out.push(major | 0x1a);
             out.extend_from_slice(&(n as u32).to_be_bytes());
         }
         _ => {
-            out.push(major | 27);
+            out.push(major | 0x1b);
             out.extend_from_slice(&n.to_be_bytes());
         }
     }
