@@ -87,3 +87,52 @@ class EventList(Sequence[KVCacheEvent]):
         """The same events, all tagged with where they come from."""
 
     def _skipped(self) -> Sequence[tuple[int, str, str]]: ...
+
+# ---------------------------------------------------------------- publish
+
+@final
+class ReplayLog:
+    """The payloads of the last batches by sequence number, bounded by their count and by their bytes.
+
+    Numbers grow and may have holes. Costs at most 24 bytes a batch beyond the payloads (from some thousand
+    batches on). Safe from several threads: the sender appends while the replay server reads.
+    """
+
+    def __new__(cls, max_batches: int, max_bytes: int) -> Self:
+        """With 0 for either nothing is kept."""
+
+    def append(self, seq: int, payload: bytes) -> bool:
+        """Add a batch; the oldest go until both bounds hold. `False` if the payload alone is over the bound.
+
+        `SequenceError` for a number that is not above the newest, or is 2^64-1.
+        """
+
+    def get(self, seq: int) -> bytes | None:
+        """The payload of one batch; `None` if it is not here (any more)."""
+
+    def read(self, start: int, last: int, max_batches: int, max_bytes: int) -> list[tuple[bytes, bytes]]:
+        """Batches from `start` to `last`, oldest first, as `(8 bytes of the number, big endian; payload)`.
+
+        Stops at the limits, but gives at least one batch where there is one. Go on from the last number + 1.
+        """
+
+    def __len__(self) -> int: ...
+    @property
+    def oldest(self) -> int | None:
+        """Number of the oldest batch that is here."""
+
+    @property
+    def newest(self) -> int | None:
+        """Number of the newest batch that was added, kept or not."""
+
+    @property
+    def evicted(self) -> int:
+        """Batches that were let go, or were too large to be kept."""
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of the payloads that are here."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory in all."""

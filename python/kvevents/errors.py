@@ -16,6 +16,7 @@ __all__ = [
     "PickleError",
     "PublisherClosedError",
     "PublisherError",
+    "SequenceError",
     "TraceError",
 ]
 
@@ -70,6 +71,10 @@ class ForkError(PublisherError):
 
 class EndpointInUseError(PublisherError, OSError):
     """The address cannot be bound: another process, or another rank, has it."""
+
+
+class SequenceError(KVEventsError, ValueError):
+    """A sequence number that cannot follow those before it, or the reserved one (2^64-1)."""
 
 
 class TraceError(KVEventsError, ValueError):

@@ -64,3 +64,19 @@ pub enum TokensError {
         before: u32,
     },
 }
+
+/// What can be wrong with a batch that is put into a replay log.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum ReplayLogError {
+    /// Numbers grow, or readers could not tell a repetition from a loss.
+    #[error("sequence {seq} is not above the newest in the log, {newest}")]
+    NotNewer {
+        /// The number that was given.
+        seq: u64,
+        /// The newest number in the log.
+        newest: u64,
+    },
+    /// All ones ends a replay on the wire, so no batch can have it.
+    #[error("sequence 2^64-1 is the end marker of a replay; a batch cannot have it")]
+    Reserved,
+}

@@ -3,7 +3,7 @@
 //! The exceptions are Python classes in `kvevents.errors`, so that each is both ours and a builtin.
 //! They are looked up once.
 
-use kvevents_core::error::EventsError;
+use kvevents_core::error::{EventsError, ReplayLogError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
@@ -37,6 +37,7 @@ exceptions! {
     EventError,
     EventTypeError,
     PickleError,
+    SequenceError,
 }
 
 /// The Python exception for an error of the events layer.
@@ -44,5 +45,12 @@ pub fn events_error(e: &EventsError) -> PyErr {
     match e {
         EventsError::Field { .. } | EventsError::TooLarge { .. } => Exc::EventError.err(e.to_string()),
         EventsError::Corrupt(_) | EventsError::Version { .. } => Exc::PickleError.err(e.to_string()),
+    }
+}
+
+/// The Python exception for an error of the replay log.
+pub fn replay_log_error(e: &ReplayLogError) -> PyErr {
+    match e {
+        ReplayLogError::NotNewer { .. } | ReplayLogError::Reserved => Exc::SequenceError.err(e.to_string()),
     }
 }

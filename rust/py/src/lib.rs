@@ -24,6 +24,8 @@ mod core_module {
 
     #[pymodule_export]
     use crate::events::PyEventList;
+    #[pymodule_export]
+    use crate::publish::PyReplayLog;
 
     #[pymodule_init]
     fn init(m: &Bound<'_, PyModule>) -> PyResult<()> {
