@@ -29,6 +29,8 @@ RAW = ROOT / "rust" / "py" / "src" / "raw.rs"
 ALLOWED = {
     "EventList.__new__": "built from any iterable of events: the convenience beside handles",
     "EventList.__getitem__": "the three parameters of `slice`",
+    "BlockHashes.__getitem__": "the three parameters of `slice`",
+    "TokenBlocks.__getnewargs_ex__": "the pickle protocol's keyword arguments",
 }
 FORBIDDEN = re.compile(r"list\[int\]|list\[bytes\]|\bdict\b|\bAny\b|\bCallable\b|\bIterable\b")
 

@@ -21,12 +21,14 @@ from kvevents.events import (
     dec_hook,
     enc_hook,
 )
+from kvevents.tokens import BlockHashes, TokenBlocks, hash_blocks, narrow_hash
 
 __all__ = [
     "MEDIUM_CPU",
     "MEDIUM_GPU",
     "MEDIUM_STORAGE",
     "AllBlocksCleared",
+    "BlockHashes",
     "BlockRemoved",
     "BlockStored",
     "EventBatch",
@@ -35,10 +37,13 @@ __all__ = [
     "KVCacheEvent",
     "KVEventBatch",
     "Skipped",
+    "TokenBlocks",
     "__version__",
     "dec_hook",
     "enc_hook",
     "errors",
+    "hash_blocks",
+    "narrow_hash",
 ]
 
 if BUILD_PROFILE != "release":

@@ -8,6 +8,8 @@ package stands under its own header, in the order in which the crates depend on 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, Self, SupportsIndex, final, overload
 
+from typing_extensions import Buffer
+
 from kvevents.events import KVCacheEvent
 
 # ---------------------------------------------------------------- build
@@ -87,6 +89,142 @@ class EventList(Sequence[KVCacheEvent]):
         """The same events, all tagged with where they come from."""
 
     def _skipped(self) -> Sequence[tuple[int, str, str]]: ...
+
+# ---------------------------------------------------------------- tokens
+
+class _Buffer:
+    """Base of the handles that are buffers: one dimension, read only."""
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+@final
+class BlockHashes(_Buffer, Sequence[bytes | int]):
+    """Hashes of blocks, all of one form: a `Sequence` of `bytes` or of `int`, and a buffer.
+
+    The buffer has format `B` and all bytes one after the other, or format `Q` and one integer a block. Immutable:
+    a request that grows gives out a new handle, which shares memory with the last one until it does. Equal to
+    a handle, list or tuple of the same hashes; not hashable. Pickles as one `bytes`.
+    """
+
+    def __new__(cls, hashes: Sequence[bytes] | Sequence[int] | Buffer, *, width: int = 32) -> Self:
+        """From a list or other sequence of hashes, all integers of 64 bits or all bytes of one length up to 64, or
+        from a contiguous buffer: of 64-bit integers (`Q`, `q`), of shape `(n, width)` and format `B`, or flat with
+        `width` bytes a hash.
+
+        `EventError` or `EventTypeError` names the first hash that is neither; `TypeError` for another buffer.
+        """
+
+    def __len__(self) -> int: ...
+    @overload
+    def __getitem__(self, key: SupportsIndex, /) -> bytes | int: ...
+    @overload
+    def __getitem__(self, key: slice[Any, Any, Any], /) -> BlockHashes: ...
+    def __iter__(self) -> Iterator[bytes | int]: ...
+    def __contains__(self, value: object, /) -> bool: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __reduce__(self) -> tuple[object, tuple[bytes, int]]: ...
+    def index(self, value: object, start: int = 0, stop: int | None = None, /) -> int:
+        """Position of the first block with this hash; `ValueError` where there is none."""
+
+    def count(self, value: object, /) -> int:
+        """How many blocks have this hash."""
+
+    @staticmethod
+    def from_bytes(data: bytes, width: int) -> BlockHashes:
+        """From the hashes one after the other, `width` bytes each; width 0: integers of 8 bytes, little endian."""
+
+@final
+class TokenBlocks:
+    """One request's tokens cut into blocks with chained hashes: the request handle.
+
+    Follows vLLM 0.32's `hash_block_tokens` for `sha256` and `sha256_cbor`, its extra keys included: LoRA in every
+    block, multimodal features in the blocks that they overlap, salt in the first; `xxh3_64` is this package's own
+    (`docs/hashes.md`). Safe to use from several threads; a copy shares hashes until one of the two grows.
+    """
+
+    def __new__(
+        cls,
+        block_size: int,
+        *,
+        algorithm: str = "sha256_cbor",
+        lora_name: str | None = None,
+        lora_path: str | None = None,
+        lora_id: int | None = None,
+        cache_salt: str | None = None,
+        mm: Sequence[tuple[str, int, int]] | None = None,
+        seed: str | None = None,
+    ) -> Self:
+        """An empty request with blocks of `block_size` tokens.
+
+        `lora_path` is part of the hash as the engine knows it; `lora_id` is part of events only. `mm` holds
+        `(identifier, offset, length)` in tokens of the request, sorted by offset. An empty salt is none. `seed` is
+        the engine's `PYTHONHASHSEED` (`None`: not set). `ConfigError` says which option cannot be meant.
+        """
+
+    def extend(self, token_ids: Sequence[int] | Buffer) -> None:
+        """Append token ids, in pieces of any size: a list, tuple or other iterable of integers, or a buffer of any
+        integer format and stride.
+
+        `TokenError` (out of 0 to 2^32-1) or `TokenTypeError` (no integer) names the position; nothing is appended.
+        Never releases the interpreter lock.
+        """
+
+    @property
+    def block_size(self) -> int:
+        """Tokens a block."""
+
+    @property
+    def algorithm(self) -> str:
+        """Name of the hash function."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens so far, an unfinished block's included."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Full blocks: the number of hashes."""
+
+    @property
+    def block_hashes(self) -> BlockHashes:
+        """Hashes of the full blocks at this moment: 32 bytes each, or integers for `xxh3_64`."""
+
+    @property
+    def none_hash(self) -> bytes | int:
+        """What stands for the parent in the hash of the first block (events say `None` there)."""
+
+    @property
+    def lora_name(self) -> str | None:
+        """As given."""
+
+    @property
+    def lora_path(self) -> str | None:
+        """As given."""
+
+    @property
+    def lora_id(self) -> int | None:
+        """As given."""
+
+    @property
+    def cache_salt(self) -> str | None:
+        """As given; `None` for an empty one."""
+
+    @property
+    def mm(self) -> tuple[tuple[str, int, int], ...]:
+        """`(identifier, offset, length)` of each feature."""
+
+    @property
+    def seed(self) -> str | None:
+        """As given."""
+
+    def to_token_ids(self) -> list[int]:
+        """A copy of all token ids as a list."""
+
+    def __copy__(self) -> Self: ...
+    def __deepcopy__(self, memo: object, /) -> Self: ...
+    def __getnewargs_ex__(self) -> tuple[tuple[int], dict[str, Any]]: ...
+    def __getstate__(self) -> bytes: ...
+    def __setstate__(self, state: bytes, /) -> None: ...
 
 # ---------------------------------------------------------------- publish
 

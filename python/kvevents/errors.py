@@ -17,6 +17,8 @@ __all__ = [
     "PublisherClosedError",
     "PublisherError",
     "SequenceError",
+    "TokenError",
+    "TokenTypeError",
     "TraceError",
 ]
 
@@ -35,6 +37,14 @@ class EventTypeError(KVEventsError, TypeError):
 
 class PickleError(KVEventsError, ValueError):
     """Bytes that are not a pickle of this package, are damaged, or are of another version."""
+
+
+class TokenError(KVEventsError, ValueError):
+    """A token id outside of 32 bits; says its position. The request is as it was."""
+
+
+class TokenTypeError(KVEventsError, TypeError):
+    """A token id that is no integer, or something that holds no token ids. The request is as it was."""
 
 
 class DecodeError(KVEventsError, ValueError):

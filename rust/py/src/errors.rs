@@ -3,7 +3,7 @@
 //! The exceptions are Python classes in `kvevents.errors`, so that each is both ours and a builtin.
 //! They are looked up once.
 
-use kvevents_core::error::{EventsError, ReplayLogError};
+use kvevents_core::error::{EventsError, ReplayLogError, TokensError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
@@ -34,10 +34,13 @@ macro_rules! exceptions {
 }
 
 exceptions! {
+    ConfigError,
     EventError,
     EventTypeError,
     PickleError,
     SequenceError,
+    TokenError,
+    TokenTypeError,
 }
 
 /// The Python exception for an error of the events layer.
@@ -52,5 +55,14 @@ pub fn events_error(e: &EventsError) -> PyErr {
 pub fn replay_log_error(e: &ReplayLogError) -> PyErr {
     match e {
         ReplayLogError::NotNewer { .. } | ReplayLogError::Reserved => Exc::SequenceError.err(e.to_string()),
+    }
+}
+
+/// The Python exception for an error in the options of `TokenBlocks`.
+pub fn tokens_error(e: &TokensError) -> PyErr {
+    match e {
+        TokensError::BlockSize { .. } | TokensError::LoraPathAlone | TokensError::MmOrder { .. } => {
+            Exc::ConfigError.err(e.to_string())
+        }
     }
 }

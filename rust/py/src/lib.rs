@@ -26,6 +26,8 @@ mod core_module {
     use crate::events::PyEventList;
     #[pymodule_export]
     use crate::publish::PyReplayLog;
+    #[pymodule_export]
+    use crate::tokens::{PyBlockHashes, PyTokenBlocks};
 
     #[pymodule_init]
     fn init(m: &Bound<'_, PyModule>) -> PyResult<()> {
