@@ -6,6 +6,7 @@ import warnings
 
 from kvevents import errors
 from kvevents._core import BUILD_PROFILE, EventList, __version__
+from kvevents.codec import DIALECTS, decode, encode
 from kvevents.events import (
     MEDIUM_CPU,
     MEDIUM_GPU,
@@ -24,6 +25,7 @@ from kvevents.events import (
 from kvevents.tokens import BlockHashes, TokenBlocks, hash_blocks, narrow_hash
 
 __all__ = [
+    "DIALECTS",
     "MEDIUM_CPU",
     "MEDIUM_GPU",
     "MEDIUM_STORAGE",
@@ -40,7 +42,9 @@ __all__ = [
     "TokenBlocks",
     "__version__",
     "dec_hook",
+    "decode",
     "enc_hook",
+    "encode",
     "errors",
     "hash_blocks",
     "narrow_hash",

@@ -10,7 +10,7 @@ from typing import Any, Final, Self, SupportsIndex, final, overload
 
 from typing_extensions import Buffer
 
-from kvevents.events import KVCacheEvent
+from kvevents.events import KVCacheEvent, Skipped
 
 # ---------------------------------------------------------------- build
 
@@ -88,7 +88,41 @@ class EventList(Sequence[KVCacheEvent]):
     def with_origin(self, *, source: str | None = None, worker: int | None = None) -> EventList:
         """The same events, all tagged with where they come from."""
 
-    def _skipped(self) -> Sequence[tuple[int, str, str]]: ...
+    @property
+    def skipped(self) -> list[Skipped]:
+        """What the decoder left out of the batch, in order; empty for events from elsewhere."""
+
+# ---------------------------------------------------------------- codec
+
+def decode_batch(payload: bytes, strict: bool = False) -> tuple[float | int, int | None, EventList]:
+    """`(ts, rank, events)` of one payload; `DecodeError`. Large ones without the interpreter lock."""
+
+def encode_batch(
+    events: EventList | Sequence[KVCacheEvent],
+    ts: float,
+    rank: int | None,
+    dialect: str,
+    *,
+    lossy: bool = False,
+    metadata: bool = False,
+    detach: bool | None = None,
+) -> bytes:
+    """One payload. `detach`: whether the interpreter lock is released (`None`: only for large ones)."""
+
+def encode_batch_reporting(
+    events: EventList | Sequence[KVCacheEvent],
+    ts: float,
+    rank: int | None,
+    dialect: str,
+    *,
+    lossy: bool = False,
+    metadata: bool = False,
+    detach: bool | None = None,
+) -> tuple[bytes, list[tuple[int, str, str]]]:
+    """One payload of every event that can be written, and `(index, field, reason)` of the others."""
+
+def dialects() -> list[str]:
+    """The names that `encode_batch` knows, newest first."""
 
 # ---------------------------------------------------------------- tokens
 

@@ -50,9 +50,23 @@ class TokenTypeError(KVEventsError, TypeError):
 class DecodeError(KVEventsError, ValueError):
     """A payload that is no batch of events, or (``strict=True``) a bad event in one."""
 
+    event: int | None = None
+    """Position of the event in the batch; ``None`` where the payload is no batch."""
+    field: str | None = None
+    """The field, by its name on the wire."""
+    reason: str | None = None
+    """The word that lenient decoding counts it under (see ``Skipped.reason``)."""
+    offset: int | None = None
+    """Where the value stands, in bytes from the start of the payload."""
+
 
 class EncodeError(KVEventsError, ValueError):
     """An event that the dialect has no place for; says which event and field."""
+
+    event: int | None = None
+    """Position of the event in the batch."""
+    field: str | None = None
+    """The field, by vLLM's name."""
 
 
 class BlockError(KVEventsError, ValueError):

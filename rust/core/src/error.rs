@@ -80,3 +80,53 @@ pub enum ReplayLogError {
     #[error("sequence 2^64-1 is the end marker of a replay; a batch cannot have it")]
     Reserved,
 }
+
+/// Why a payload, or (strictly) an event in it, could not be read.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum DecodeError {
+    /// The payload is no batch of events at all.
+    #[error("not a batch of KV events: {what} at byte {offset}, saw {seen}")]
+    NotABatch {
+        /// What was expected.
+        what: &'static str,
+        /// Where, in bytes from the start of the payload.
+        offset: usize,
+        /// What stood there.
+        seen: String,
+    },
+    /// Strict decoding, and an event could not be read.
+    #[error("event {index}: {field}: {what} at byte {offset}, saw {seen} ({reason})")]
+    Event {
+        /// Position of the event in the batch.
+        index: usize,
+        /// The word that lenient decoding counts it under.
+        reason: &'static str,
+        /// The field, by the name on the wire.
+        field: String,
+        /// What was expected.
+        what: String,
+        /// Where, in bytes from the start of the payload.
+        offset: usize,
+        /// What stood there.
+        seen: String,
+    },
+    /// More than one `EventList` can hold.
+    #[error(transparent)]
+    Columns(#[from] EventsError),
+}
+
+/// A field of an event that the dialect has no place for.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error(
+    "event {index}: {field}: {reason} in dialect {dialect}; pass lossy=True to leave it out, or write another dialect"
+)]
+pub struct EncodeError {
+    /// Position of the event in the batch.
+    pub index: usize,
+    /// The field, by vLLM's name.
+    pub field: &'static str,
+    /// Why it cannot be written.
+    pub reason: &'static str,
+    /// The dialect's name.
+    pub dialect: &'static str,
+}

@@ -3,7 +3,7 @@
 //! The exceptions are Python classes in `kvevents.errors`, so that each is both ours and a builtin.
 //! They are looked up once.
 
-use kvevents_core::error::{EventsError, ReplayLogError, TokensError};
+use kvevents_core::error::{DecodeError, EncodeError, EventsError, ReplayLogError, TokensError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
@@ -35,6 +35,8 @@ macro_rules! exceptions {
 
 exceptions! {
     ConfigError,
+    DecodeError,
+    EncodeError,
     EventError,
     EventTypeError,
     PickleError,
@@ -65,4 +67,28 @@ pub fn tokens_error(e: &TokensError) -> PyErr {
             Exc::ConfigError.err(e.to_string())
         }
     }
+}
+
+/// The Python exception for an error of the decoder; what is said in the message also stands in attributes.
+pub fn decode_error(py: Python<'_>, e: &DecodeError) -> PyErr {
+    let err = Exc::DecodeError.err(e.to_string());
+    let value = err.value(py);
+    let set = match e {
+        DecodeError::NotABatch { offset, .. } => value.setattr("offset", offset),
+        DecodeError::Event { index, reason, field, offset, .. } => value
+            .setattr("event", index)
+            .and_then(|()| value.setattr("field", field))
+            .and_then(|()| value.setattr("reason", reason))
+            .and_then(|()| value.setattr("offset", offset)),
+        DecodeError::Columns(e) => return events_error(e),
+    };
+    set.err().unwrap_or(err)
+}
+
+/// The Python exception for an error of the encoder.
+pub fn encode_error(py: Python<'_>, e: &EncodeError) -> PyErr {
+    let err = Exc::EncodeError.err(e.to_string());
+    let value = err.value(py);
+    let set = value.setattr("event", e.index).and_then(|()| value.setattr("field", e.field));
+    set.err().unwrap_or(err)
 }

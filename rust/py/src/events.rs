@@ -22,6 +22,7 @@ struct Classes {
     stored: Py<PyType>,
     removed: Py<PyType>,
     cleared: Py<PyType>,
+    skipped: Py<PyType>,
     encode: Py<PyAny>,
     decode: Py<PyAny>,
     freeze: Py<PyAny>,
@@ -39,6 +40,7 @@ fn classes(py: Python<'_>) -> PyResult<&'static Classes> {
             stored: class("BlockStored")?,
             removed: class("BlockRemoved")?,
             cleared: class("AllBlocksCleared")?,
+            skipped: class("Skipped")?,
             encode: msgpack.getattr("encode")?.unbind(),
             decode: msgpack.getattr("decode")?.unbind(),
             freeze: events.getattr("_freeze")?.unbind(),
@@ -598,9 +600,12 @@ impl PyEventList {
         Ok(EventList::from(data).into())
     }
 
-    /// `(index, reason, detail)` of every event that the decoder left out; wrapped in Python.
-    fn _skipped(&self) -> Vec<(usize, &'static str, String)> {
-        self.inner.skipped().iter().map(|s| (s.index, s.reason, s.detail.clone())).collect()
+    #[getter]
+    fn skipped<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let class = classes(py)?.skipped.bind(py);
+        let all = self.inner.skipped().iter();
+        let all = all.map(|s| class.call1((s.index, s.reason, &s.detail))).collect::<PyResult<Vec<_>>>()?;
+        PyList::new(py, all)
     }
 }
 

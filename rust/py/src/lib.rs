@@ -23,6 +23,8 @@ mod core_module {
     use super::{Bound, PyModule, PyModuleMethods, PyResult};
 
     #[pymodule_export]
+    use crate::codec::{decode_batch, dialects, encode_batch, encode_batch_reporting};
+    #[pymodule_export]
     use crate::events::PyEventList;
     #[pymodule_export]
     use crate::publish::PyReplayLog;

@@ -22,9 +22,17 @@ const MAGIC: &[u8; 4] = b"KVEL";
 const HEADER: usize = 4 + 2 + 2 + 8;
 const NONE: u32 = u32::MAX;
 
-/// Reasons that a decoder may give; others are read back as `other`.
-const REASONS: &[&str] =
-    &["truncated", "unknown_tag", "bad_field", "missing_field", "not_an_event", "too_deep", "other"];
+/// Reasons that a decoder may give (one word each, for counters); others are read back as `other`.
+pub const REASONS: &[&str] = &[
+    "truncated",
+    "unknown_tag",
+    "bad_field",
+    "missing_field",
+    "not_an_event",
+    "too_deep",
+    "trailing_bytes",
+    "other",
+];
 
 fn corrupt<T>(what: impl Into<String>) -> Result<T, EventsError> {
     Err(EventsError::Corrupt(what.into()))

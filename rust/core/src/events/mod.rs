@@ -13,7 +13,7 @@ mod list;
 mod view;
 
 pub use attrs::{Attrs, Scope};
-pub use bytes::FORMAT_VERSION;
+pub use bytes::{FORMAT_VERSION, REASONS};
 pub use data::{AttrId, CommonParts, EventData, Hashes, Origin, Skipped, StoredParts};
 pub use list::EventList;
 pub use view::{EventKind, EventView, ExtraKeys, HashForm, HashIter, Rare, Tokens};

@@ -1,0 +1,23 @@
+"""What tests of this package, and of programs that use it, need."""
+
+from __future__ import annotations
+
+from kvevents.testing.vectors import (
+    FrameReport,
+    VectorReport,
+    check_frames,
+    check_vectors,
+    event_from_json,
+    is_vector_file,
+    read_json_lines,
+)
+
+__all__ = [
+    "FrameReport",
+    "VectorReport",
+    "check_frames",
+    "check_vectors",
+    "event_from_json",
+    "is_vector_file",
+    "read_json_lines",
+]

@@ -1,0 +1,145 @@
+//! One payload: the batch around the events, and what an unreadable event costs.
+
+use crate::error::DecodeError;
+use crate::events::{EventData, EventList, Skipped};
+use crate::msgpack;
+
+use super::Timestamp;
+use super::fields::{self, PushError};
+use super::reader::{self, Int};
+use super::shape::{self, Fault};
+
+/// A batch that claims this many events and has fewer bytes is no batch that was cut, it is nonsense.
+const ABSURD: usize = 1 << 20;
+
+/// What a payload held.
+#[derive(Clone, Debug)]
+pub struct Decoded {
+    /// When the batch was made, by the engine's clock.
+    pub ts: Timestamp,
+    /// The data-parallel rank, where it was named.
+    pub rank: Option<i64>,
+    /// The events; those that were left out are in [`EventList::skipped`].
+    pub events: EventList,
+}
+
+fn not_a_batch(buf: &[u8], what: &'static str, offset: usize) -> DecodeError {
+    DecodeError::NotABatch { what, offset, seen: reader::preview(buf, offset) }
+}
+
+fn timestamp(buf: &[u8], at: usize) -> Option<(Timestamp, usize)> {
+    if let Some((v, end)) = reader::float(buf, at) {
+        return Some((Timestamp::Float(v), end));
+    }
+    reader::int(buf, at).map(|(v, end)| match v.signed() {
+        Some(v) => (Timestamp::Int(v), end),
+        None => match v {
+            Int::Uint(v) => (Timestamp::Uint(v), end),
+            Int::Neg(v) => (Timestamp::Int(v), end),
+        },
+    })
+}
+
+/// Reads one payload. An event that cannot be read is left out and noted in
+/// [`EventList::skipped`]; with `strict` it is the error. A payload that is cut gives the events before
+/// the cut.
+pub fn decode(buf: &[u8], strict: bool) -> Result<Decoded, DecodeError> {
+    let (items, at) = msgpack::array_header(buf, 0)
+        .ok_or_else(|| not_a_batch(buf, "an array [ts, events, rank] was expected", 0))?;
+    if items < 2 {
+        return Err(not_a_batch(buf, "an array of at least two items was expected", 0));
+    }
+    if items > buf.len() {
+        return Err(not_a_batch(buf, "an array with fewer items than bytes was expected", 0));
+    }
+    let (ts, at) =
+        timestamp(buf, at).ok_or_else(|| not_a_batch(buf, "a number was expected as the time stamp", at))?;
+    let (claimed, first) = msgpack::array_header(buf, at)
+        .ok_or_else(|| not_a_batch(buf, "an array of events was expected", at))?;
+    let room = buf.len() - first;
+    if claimed > room && claimed >= ABSURD {
+        return Err(not_a_batch(buf, "an array with fewer events than bytes was expected", at));
+    }
+    let mut batch = Batch { buf, strict, out: EventData::new() };
+    batch.out.reserve(claimed.min(room / 16 + 1), room / 8, room / 4);
+    let mut rank = None;
+    if let Some(at) = batch.events(claimed, first)? {
+        rank = batch.tail(claimed, items - 2, at)?;
+    }
+    batch.out.shrink();
+    Ok(Decoded { ts, rank, events: batch.out.into() })
+}
+
+struct Batch<'a> {
+    buf: &'a [u8],
+    strict: bool,
+    out: EventData,
+}
+
+impl Batch<'_> {
+    /// All events; the position after the last, or `None` where the payload ends before it.
+    fn events(&mut self, claimed: usize, mut at: usize) -> Result<Option<usize>, DecodeError> {
+        for index in 0..claimed {
+            let Some(end) = reader::skip(self.buf, at) else {
+                let what = format!("{index} of {claimed} events are whole");
+                self.skip(index, &Fault::new("truncated", "event", what, at))?;
+                return Ok(None);
+            };
+            let event = &self.buf[..end];
+            let added = shape::fields(event, at)
+                .map_err(PushError::from)
+                .and_then(|f| fields::push(event, &f, &mut self.out));
+            match added {
+                Ok(()) => {}
+                Err(PushError::Fault(fault)) => self.skip(index, &fault)?,
+                Err(PushError::Columns(e)) => return Err(e.into()),
+            }
+            at = end;
+        }
+        Ok(Some(at))
+    }
+
+    /// The rank, and what newer engines may have put behind it.
+    fn tail(&mut self, index: usize, items: usize, mut at: usize) -> Result<Option<i64>, DecodeError> {
+        let mut rank = None;
+        for i in 0..items {
+            let Some(end) = reader::skip(self.buf, at) else {
+                self.skip(index, &Fault::new("truncated", "data_parallel_rank", "the batch ends early", at))?;
+                return Ok(rank);
+            };
+            if i == 0 && self.buf[at] != 0xc0 {
+                rank = reader::int(self.buf, at).and_then(|(v, _)| v.signed());
+                if rank.is_none() {
+                    let what = "an integer or nil was expected";
+                    self.skip(index, &Fault::bad("data_parallel_rank", what, at))?;
+                }
+            }
+            at = end;
+        }
+        if at < self.buf.len() {
+            let what = format!("{} bytes stand behind the batch", self.buf.len() - at);
+            self.skip(index, &Fault::new("trailing_bytes", "batch", what, at))?;
+        }
+        Ok(rank)
+    }
+
+    fn skip(&mut self, index: usize, fault: &Fault) -> Result<(), DecodeError> {
+        let seen = reader::preview(self.buf, fault.at);
+        if self.strict {
+            return Err(DecodeError::Event {
+                index,
+                reason: fault.reason,
+                field: fault.field.clone(),
+                what: fault.what.clone(),
+                offset: fault.at,
+                seen,
+            });
+        }
+        self.out.push_skipped(Skipped {
+            index,
+            reason: fault.reason,
+            detail: format!("{}: {} at byte {}, saw {seen}", fault.field, fault.what, fault.at),
+        });
+        Ok(())
+    }
+}
