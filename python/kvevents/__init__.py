@@ -22,6 +22,7 @@ from kvevents.events import (
     dec_hook,
     enc_hook,
 )
+from kvevents.resident import ResidentKey, ResidentSet
 from kvevents.tokens import BlockHashes, TokenBlocks, hash_blocks, narrow_hash
 
 __all__ = [
@@ -38,6 +39,8 @@ __all__ = [
     "ExternalBlockHash",
     "KVCacheEvent",
     "KVEventBatch",
+    "ResidentKey",
+    "ResidentSet",
     "Skipped",
     "TokenBlocks",
     "__version__",

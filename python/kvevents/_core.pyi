@@ -308,3 +308,62 @@ class ReplayLog:
     @property
     def nbytes(self) -> int:
         """Bytes of memory in all."""
+
+# ---------------------------------------------------------------- resident
+
+@final
+class ResidentSet:
+    """The resident keys of one source; `kvevents.ResidentSet` keeps one of these for each source.
+
+    A key is a hash with `medium, group_idx, locality, ownership`; integers are one key by their 64 bits.
+    Storing twice changes nothing. Safe from several threads; a large `apply` gives the interpreter lock away.
+    """
+
+    def __new__(cls) -> Self:
+        """An empty set."""
+
+    def apply(self, events: EventList) -> bool:
+        """Apply events in order; `True` if there was a clear among them."""
+
+    def clear(self) -> None:
+        """Empty the set; counters stay."""
+
+    def digest(self) -> bytes:
+        """16 bytes, big endian: the sum modulo 2^128 of the keys' XXH3-128."""
+
+    def __len__(self) -> int: ...
+    def contains(
+        self,
+        block_hash: int | bytes,
+        medium: str | None,
+        group_idx: int | None = None,
+        locality: str | None = None,
+        ownership: str | None = None,
+    ) -> bool:
+        """Whether exactly this key is resident."""
+
+    def __contains__(self, block_hash: int | bytes, /) -> bool:
+        """Whether the hash is resident in any tier or group; `EventTypeError` for what is no hash."""
+
+    def difference(self, other: ResidentSet) -> EventList:
+        """The keys that `other` has not, as removals: one event a scope, hashes sorted and unsigned."""
+
+    def copy(self) -> ResidentSet:
+        """An independent copy, counters included."""
+
+    def __copy__(self) -> ResidentSet: ...
+    def __deepcopy__(self, memo: object, /) -> ResidentSet: ...
+    def __eq__(self, other: object, /) -> bool:
+        """Whether both hold the same keys; counters do not matter."""
+
+    @property
+    def duplicate_stores(self) -> int:
+        """Stores of keys that were resident already."""
+
+    @property
+    def unknown_removals(self) -> int:
+        """Removals of keys that were not resident."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the tables take."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvevents.testing.resident import NaiveResidentSet
 from kvevents.testing.vectors import (
     FrameReport,
     VectorReport,
@@ -14,6 +15,7 @@ from kvevents.testing.vectors import (
 
 __all__ = [
     "FrameReport",
+    "NaiveResidentSet",
     "VectorReport",
     "check_frames",
     "check_vectors",

@@ -68,6 +68,14 @@ impl HashRef<'_> {
     }
 }
 
+/// Eight little-endian bytes of a hash column.
+#[inline]
+pub(crate) fn le_u64(b: &[u8]) -> u64 {
+    let mut a = [0; 8];
+    a.copy_from_slice(b);
+    u64::from_le_bytes(a)
+}
+
 fn be_bytes(b: &[u8]) -> u64 {
     b.iter().fold(0, |acc, &x| acc << 8 | u64::from(x))
 }

@@ -30,6 +30,8 @@ mod core_module {
     use crate::publish::PyReplayLog;
     #[pymodule_export]
     use crate::tokens::{PyBlockHashes, PyTokenBlocks};
+    #[pymodule_export]
+    use crate::resident::PyResidentSet;
 
     #[pymodule_init]
     fn init(m: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -2,7 +2,7 @@
 
 use super::attrs::Attrs;
 use super::data::{EventData, MIXED_INT, MIXED_UINT, Origin, Row, flag};
-use crate::hash::HashRef;
+use crate::hash::{HashRef, le_u64};
 use crate::msgpack;
 
 /// The three kinds of event.
@@ -341,12 +341,6 @@ impl<'a> Iterator for HashIter<'a> {
 }
 
 impl ExactSizeIterator for HashIter<'_> {}
-
-pub(super) fn le_u64(b: &[u8]) -> u64 {
-    let mut a = [0; 8];
-    a.copy_from_slice(b);
-    u64::from_le_bytes(a)
-}
 
 pub(super) fn mixed_count(b: &[u8]) -> usize {
     let mut a = [0; 4];

@@ -12,24 +12,46 @@ use crate::msgpack;
 
 /// Digest of one resident key.
 pub fn key_digest(hash: HashRef<'_>, scope: &Scope) -> u128 {
-    let mut key = Vec::with_capacity(96);
-    msgpack::write_array_header(&mut key, 5);
-    match hash {
-        HashRef::Bytes(b) => msgpack::write_bin(&mut key, b),
-        h => msgpack::write_uint(&mut key, h.bits().unwrap_or_default()),
+    KeyWriter::new(scope).digest(hash)
+}
+
+/// Digests of many keys of one scope: what the scope contributes is written once.
+#[derive(Clone, Debug)]
+pub struct KeyWriter {
+    scope: Box<[u8]>,
+    key: Vec<u8>,
+}
+
+impl KeyWriter {
+    /// For keys of `scope`.
+    pub fn new(scope: &Scope) -> Self {
+        let mut tail = Vec::with_capacity(24);
+        let put_str = |out: &mut Vec<u8>, s: Option<&str>| match s {
+            Some(s) => msgpack::write_str(out, s),
+            None => msgpack::write_nil(out),
+        };
+        put_str(&mut tail, scope.medium.as_deref());
+        match scope.group_idx {
+            Some(g) => msgpack::write_int(&mut tail, g),
+            None => msgpack::write_nil(&mut tail),
+        }
+        put_str(&mut tail, scope.locality.as_deref());
+        put_str(&mut tail, scope.ownership.as_deref());
+        Self { scope: tail.into(), key: Vec::with_capacity(96) }
     }
-    let put_str = |key: &mut Vec<u8>, s: Option<&str>| match s {
-        Some(s) => msgpack::write_str(key, s),
-        None => msgpack::write_nil(key),
-    };
-    put_str(&mut key, scope.medium.as_deref());
-    match scope.group_idx {
-        Some(g) => msgpack::write_int(&mut key, g),
-        None => msgpack::write_nil(&mut key),
+
+    /// Digest of one key.
+    #[inline]
+    pub fn digest(&mut self, hash: HashRef<'_>) -> u128 {
+        self.key.clear();
+        msgpack::write_array_header(&mut self.key, 5);
+        match hash {
+            HashRef::Bytes(b) => msgpack::write_bin(&mut self.key, b),
+            h => msgpack::write_uint(&mut self.key, h.bits().unwrap_or_default()),
+        }
+        self.key.extend_from_slice(&self.scope);
+        xxh3_128(&self.key)
     }
-    put_str(&mut key, scope.locality.as_deref());
-    put_str(&mut key, scope.ownership.as_deref());
-    xxh3_128(&key)
 }
 
 /// A sum of key digests.

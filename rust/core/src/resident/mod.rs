@@ -1,5 +1,7 @@
 //! What a stream of events says is resident.
 
 mod digest;
+mod set;
 
-pub use digest::{Digest, key_digest};
+pub use digest::{Digest, KeyWriter, key_digest};
+pub use set::{ApplyCounts, ResidentSet};
