@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from typing import TYPE_CHECKING, Any
 
 from kvevents import errors
 from kvevents._core import BUILD_PROFILE, EventList, __version__
 from kvevents.codec import DIALECTS, decode, encode
+from kvevents.config import KVEventsConfig
 from kvevents.events import (
     MEDIUM_CPU,
     MEDIUM_GPU,
@@ -25,6 +27,16 @@ from kvevents.events import (
 from kvevents.resident import ResidentKey, ResidentSet
 from kvevents.tokens import BlockHashes, TokenBlocks, hash_blocks, narrow_hash
 
+if TYPE_CHECKING:
+    from kvevents.publish import (
+        EventPublisher,
+        EventPublisherFactory,
+        NullEventPublisher,
+        PublisherStats,
+        ReplayStats,
+        ZmqEventPublisher,
+    )
+
 __all__ = [
     "DIALECTS",
     "MEDIUM_CPU",
@@ -36,13 +48,20 @@ __all__ = [
     "BlockStored",
     "EventBatch",
     "EventList",
+    "EventPublisher",
+    "EventPublisherFactory",
     "ExternalBlockHash",
     "KVCacheEvent",
     "KVEventBatch",
+    "KVEventsConfig",
+    "NullEventPublisher",
+    "PublisherStats",
+    "ReplayStats",
     "ResidentKey",
     "ResidentSet",
     "Skipped",
     "TokenBlocks",
+    "ZmqEventPublisher",
     "__version__",
     "dec_hook",
     "decode",
@@ -60,3 +79,30 @@ if BUILD_PROFILE != "release":
         RuntimeWarning,
         stacklevel=2,
     )
+
+# Names whose modules import pyzmq: imported when they are first asked for.
+_LAZY = {
+    "EventPublisher": "kvevents.publish",
+    "EventPublisherFactory": "kvevents.publish",
+    "NullEventPublisher": "kvevents.publish",
+    "PublisherStats": "kvevents.publish",
+    "ReplayStats": "kvevents.publish",
+    "ZmqEventPublisher": "kvevents.publish",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Names of the lazy modules."""
+    module = _LAZY.get(name)
+    if module is None:
+        raise AttributeError(f"module 'kvevents' has no attribute {name!r}")
+    import importlib  # noqa: PLC0415 - on first use, as the modules themselves
+
+    value = getattr(importlib.import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Lazy names too."""
+    return sorted(globals().keys() | _LAZY.keys())

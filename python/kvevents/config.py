@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
@@ -93,7 +94,7 @@ def _check_types(config: KVEventsConfig) -> None:
     """Raise for a field of the wrong type (msgspec checks only when decoding)."""
     fields = {name: getattr(config, name) for name in config.__struct_fields__}
     try:
-        msgspec.convert(fields, _Typed)
+        msgspec.convert(fields, _typed())
     except msgspec.ValidationError as e:
         what, _, where = str(e).partition(" - at ")
         name = where.strip("`$.")
@@ -101,11 +102,13 @@ def _check_types(config: KVEventsConfig) -> None:
         raise ConfigError(f"{name}: {what}, saw {seen if len(seen) < 80 else seen[:77] + '...'}") from None
 
 
-# What has a check of its own is left out here.
-_Typed = msgspec.defstruct(
-    "_Typed",
-    [
-        (field.name, Any if field.name in {"overflow", "extra"} else field.type)
-        for field in msgspec.structs.fields(KVEventsConfig)
-    ],
-)
+@cache
+def _typed() -> type:
+    """The fields without those that have a check of their own; made when first needed."""
+    return msgspec.defstruct(
+        "_Typed",
+        [
+            (field.name, Any if field.name in {"overflow", "extra"} else field.type)
+            for field in msgspec.structs.fields(KVEventsConfig)
+        ],
+    )

@@ -1,5 +1,15 @@
 """Publishing: batches to sockets, and the replay of what was sent."""
 
-from kvevents.publish.endpoints import Endpoint, parse
+from kvevents.publish.base import EventPublisher, PublisherStats, ReplayStats
+from kvevents.publish.factory import EventPublisherFactory
+from kvevents.publish.null import NullEventPublisher
+from kvevents.publish.zmq import ZmqEventPublisher
 
-__all__ = ["Endpoint", "parse"]
+__all__ = [
+    "EventPublisher",
+    "EventPublisherFactory",
+    "NullEventPublisher",
+    "PublisherStats",
+    "ReplayStats",
+    "ZmqEventPublisher",
+]

@@ -29,9 +29,9 @@ mod core_module {
     #[pymodule_export]
     use crate::publish::PyReplayLog;
     #[pymodule_export]
-    use crate::tokens::{PyBlockHashes, PyTokenBlocks};
-    #[pymodule_export]
     use crate::resident::PyResidentSet;
+    #[pymodule_export]
+    use crate::tokens::{PyBlockHashes, PyTokenBlocks};
 
     #[pymodule_init]
     fn init(m: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -1,0 +1,141 @@
+"""The queue between ``publish()`` and the sender: where batches wait, get their numbers, or are dropped.
+
+Appending takes no lock. A number is given when a batch leaves the queue, by whoever takes it out (the
+sender, or ``publish()`` that drops the oldest), under one lock: so a number stands for a place in the
+order of ``publish()`` calls, and what was dropped leaves a hole at its place.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from kvevents.errors import PublisherClosedError
+
+if TYPE_CHECKING:
+    from kvevents.config import Overflow
+
+__all__ = ["END_SEQUENCE", "Outbox"]
+
+END_SEQUENCE = 2**64 - 1
+"""The number that ends a replay on the wire; no batch gets it."""
+
+
+class _Hole:
+    """Newest batches that were dropped, one after the other: their numbers are skipped in their turn."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 1
+
+
+class Outbox:
+    """A bounded queue of batches that numbers them. One taker, any number of putters."""
+
+    def __init__(self, limit: int, overflow: Overflow, first: int = 0) -> None:
+        self._queue: deque[Any] = deque()
+        self._limit = limit
+        self._overflow = overflow
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock) if overflow == "block" else None
+        self._token = threading.Lock()
+        self._token.acquire()
+        self._asleep = False
+        self.closed = False
+        self.next_sequence = first
+        self.dropped = 0
+
+    def __len__(self) -> int:
+        """Batches that wait."""
+        return len(self._queue)
+
+    def put(self, batch: Any) -> None:
+        """Append a batch. Waits only with ``overflow="block"``; else it costs the same at any length."""
+        if len(self._queue) < self._limit:
+            self._queue.append(batch)
+        else:
+            self._put_full(batch)
+        if self._asleep:
+            self.rouse()
+
+    def _put_full(self, batch: Any) -> None:
+        with self._lock:
+            queue = self._queue
+            if self._room is not None:
+                while len(queue) >= self._limit and not self.closed:
+                    self._room.wait()
+                if self.closed:
+                    raise PublisherClosedError("the publisher was shut down while publish() waited for room")
+            elif self._overflow == "drop_newest" and len(queue) >= self._limit:
+                self.dropped += 1
+                last = queue[-1]
+                if isinstance(last, _Hole):
+                    last.count += 1
+                else:
+                    queue.append(_Hole())
+                return
+            while len(queue) >= self._limit:
+                queue.popleft()
+                self.dropped += 1
+                self._number()
+            queue.append(batch)
+
+    def take(self) -> tuple[int, Any] | None:
+        """The oldest batch and its number; ``None`` if none waits."""
+        with self._lock:
+            while self._queue:
+                batch = self._queue.popleft()
+                if isinstance(batch, _Hole):
+                    self.next_sequence = min(self.next_sequence + batch.count, END_SEQUENCE)
+                    continue
+                if self._room is not None:
+                    self._room.notify()
+                if self.next_sequence == END_SEQUENCE:
+                    self.dropped += 1
+                    continue
+                return self._number(), batch
+        return None
+
+    def number_if_empty(self) -> int | None:
+        """A number for a message of the sender's own, unless batches wait or no number is left."""
+        with self._lock:
+            return None if self._queue or self.next_sequence == END_SEQUENCE else self._number()
+
+    def skip(self) -> None:
+        """Leave the next number out: readers see that something is missing."""
+        with self._lock:
+            self._number()
+
+    def _number(self) -> int:
+        number = self.next_sequence
+        self.next_sequence = min(number + 1, END_SEQUENCE)
+        return number
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Sleep until a batch waits or the queue is closed; ``False`` if time is up. May wake early."""
+        self._asleep = True
+        # Looked at after the flag is up: whoever appends later sees the flag.
+        if self._queue or self.closed:
+            self._asleep = False
+            return True
+        woken = self._token.acquire(timeout=-1 if timeout is None else timeout)
+        self._asleep = False
+        return woken
+
+    def rouse(self) -> None:
+        """Wake the taker."""
+        self._asleep = False
+        try:  # noqa: SIM105 - suppress() costs more than all the rest, and publish() pays it
+            self._token.release()
+        except RuntimeError:
+            pass  # two putters at once: it is awake already
+
+    def close(self) -> None:
+        """Let nobody wait any more, neither here nor for room. What is queued can still be taken."""
+        self.closed = True
+        if self._room is not None:
+            with self._room:
+                self._room.notify_all()
+        self.rouse()
