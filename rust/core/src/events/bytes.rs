@@ -5,14 +5,14 @@
 
 use std::sync::Arc;
 
-use xxhash_rust::xxh3::xxh3_64;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::attrs::Attrs;
 use super::data::{EventData, MIXED_INT, MIXED_UINT, Origin, RareEntry, Row, Skipped, flag};
 use super::list::EventList;
 use super::view::{HashForm, Rare, mixed_count};
 use crate::error::EventsError;
-use crate::hash::MAX_HASH_BYTES;
+use crate::hash::{MAX_HASH_BYTES, le_u64};
 use crate::msgpack;
 
 /// Version of the byte format. Raised whenever older builds could misread it.
@@ -140,7 +140,7 @@ impl EventList {
             put_opt_str(&mut out, Some(s.reason));
             put_opt_str(&mut out, Some(&s.detail));
         }
-        let sum = xxh3_64(&out[HEADER..]);
+        let sum = checksum(&out);
         out[8..16].copy_from_slice(&sum.to_le_bytes());
         out
     }
@@ -159,7 +159,7 @@ impl EventList {
         }
         let mut sum = [0; 8];
         sum.copy_from_slice(&bytes[8..16]);
-        if u64::from_le_bytes(sum) != xxh3_64(&bytes[HEADER..]) {
+        if u64::from_le_bytes(sum) != checksum(bytes) {
             return corrupt("checksum does not match");
         }
         let mut r = Reader { bytes: &bytes[HEADER..] };
@@ -205,9 +205,14 @@ impl EventList {
     }
 }
 
+/// Of everything but itself: the first eight bytes are the seed for what follows the sum.
+fn checksum(bytes: &[u8]) -> u64 {
+    xxh3_64_with_seed(&bytes[HEADER..], le_u64(&bytes[..8]))
+}
+
 /// Checks every invariant that views rely on, and recounts what is derived.
 fn check(data: &mut EventData) -> Result<(), EventsError> {
-    let (mut hash, mut token, mut irregular) = (0usize, 0usize, 0);
+    let (mut hash, mut token) = (0usize, 0usize);
     for (i, r) in data.rows.iter().enumerate() {
         let (hash_end, token_end) = (r.hash_end as usize, r.token_end as usize);
         let hashes_from = hash + usize::from(r.parent_width);
@@ -237,7 +242,6 @@ fn check(data: &mut EventData) -> Result<(), EventsError> {
         if !fits {
             return corrupt(format!("event {i} has damaged hashes"));
         }
-        irregular += u32::from(r.flags & flag::IRREGULAR != 0);
         (hash, token) = (hash_end, token_end);
     }
     if hash != data.hashes.len() || token != data.tokens.len() {
@@ -252,6 +256,16 @@ fn check(data: &mut EventData) -> Result<(), EventsError> {
             return corrupt(format!("a rare field of event {} is damaged", e.row));
         }
         before = (e.row, e.start);
+    }
+    // Readers use the token ids of an event that calls itself regular.
+    let mut irregular = 0;
+    for i in 0..data.len() {
+        let v = data.view(i);
+        let claimed = v.is_irregular();
+        if claimed == v.fits() {
+            return corrupt(format!("event {i} says wrongly whether it is regular"));
+        }
+        irregular += u32::from(claimed);
     }
     data.irregular = irregular;
     Ok(())

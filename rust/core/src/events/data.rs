@@ -5,10 +5,9 @@ use std::sync::Arc;
 use bytemuck::{Pod, Zeroable};
 
 use super::attrs::Attrs;
-use super::view::{EventKind, EventView, ExtraKeys, HashForm, Rare, Tokens};
+use super::view::{EventKind, EventView, ExtraKeys, HashForm, Rare, Tokens, store_fits};
 use crate::error::EventsError;
 use crate::hash::{HashRef, MAX_HASH_BYTES};
-use crate::msgpack;
 
 /// Index into the table of attributes of one [`EventData`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -356,36 +355,18 @@ impl EventData {
         let (form, width, n) = self.push_hashes(s.hashes);
         let mut flags =
             EventKind::Stored as u16 | parent_form << flag::PARENT_SHIFT | (form as u16) << flag::FORM_SHIFT;
-        let n_tokens = match s.tokens {
-            Tokens::Plain(t) => {
-                self.tokens.extend_from_slice(t);
-                t.len()
-            }
-            Tokens::Wide(raw) => {
-                flags |= flag::WIDE | self.push_rare(Rare::Tokens, Some(raw));
-                msgpack::array_header(raw, 0).map_or(usize::MAX, |(n, _)| n)
-            }
-        };
-        let per_block = |raw: &[u8]| msgpack::array_header(raw, 0).is_some_and(|(m, _)| m == n);
-        let extra_ok = match s.extra_keys {
-            ExtraKeys::Absent => true,
-            ExtraKeys::AllNil => {
-                flags |= flag::EXTRA_NIL;
-                true
-            }
-            ExtraKeys::Raw(raw) => {
-                flags |= self.push_rare(Rare::ExtraKeys, Some(raw));
-                per_block(raw)
-            }
-        };
+        match s.tokens {
+            Tokens::Plain(t) => self.tokens.extend_from_slice(t),
+            Tokens::Wide(raw) => flags |= flag::WIDE | self.push_rare(Rare::Tokens, Some(raw)),
+        }
+        match s.extra_keys {
+            ExtraKeys::Absent => {}
+            ExtraKeys::AllNil => flags |= flag::EXTRA_NIL,
+            ExtraKeys::Raw(raw) => flags |= self.push_rare(Rare::ExtraKeys, Some(raw)),
+        }
         flags |= self.push_rare(Rare::Lookahead, s.lookahead) | self.push_common(&s.common);
-        let block_size = self.attrs[attrs.0 as usize].block_size as usize;
-        let regular = n > 0
-            && block_size > 0
-            && n.checked_mul(block_size) == Some(n_tokens)
-            && extra_ok
-            && s.lookahead.is_none_or(per_block);
-        if !regular {
+        let block_size = self.attrs[attrs.0 as usize].block_size;
+        if !store_fits(n, block_size, s.tokens, s.extra_keys, s.lookahead) {
             flags |= flag::IRREGULAR;
         }
         self.push_row(attrs, flags, width, parent_width);

@@ -67,10 +67,10 @@ impl EventList {
 
     /// The events of `self`, then those of `other`.
     pub fn concat(&self, other: &Self) -> Result<Self, EventsError> {
-        if other.is_empty() && !other.overflowed() {
+        if other.says_nothing() {
             return Ok(self.clone());
         }
-        if self.is_empty() && !self.overflowed() {
+        if self.says_nothing() {
             return Ok(other.clone());
         }
         let mut data = EventData::new();
@@ -80,6 +80,10 @@ impl EventList {
         data.overflowed = self.overflowed() || other.overflowed();
         data.skipped.extend(self.skipped().iter().chain(other.skipped()).cloned());
         Ok(data.into())
+    }
+
+    fn says_nothing(&self) -> bool {
+        self.is_empty() && !self.overflowed() && self.skipped().is_empty()
     }
 
     /// Whether both hold equal events in the same order.

@@ -10,6 +10,7 @@ mod attrs;
 mod bytes;
 mod data;
 mod list;
+mod same;
 mod view;
 
 pub use attrs::{Attrs, Scope};

@@ -2,6 +2,7 @@
 
 use super::attrs::Attrs;
 use super::data::{EventData, MIXED_INT, MIXED_UINT, Origin, Row, flag};
+use super::same::same_value;
 use crate::hash::{HashRef, le_u64};
 use crate::msgpack;
 
@@ -168,6 +169,22 @@ impl<'a> EventView<'a> {
         self.row().flags & flag::IRREGULAR != 0
     }
 
+    /// Whether its lengths fit together, found anew. A clear always fits.
+    pub(super) fn fits(&self) -> bool {
+        let n = self.num_hashes();
+        match self.kind() {
+            EventKind::Cleared => true,
+            EventKind::Removed => n > 0,
+            EventKind::Stored => store_fits(
+                n,
+                self.attrs().block_size,
+                self.tokens(),
+                self.extra_keys(),
+                self.rare(Rare::Lookahead),
+            ),
+        }
+    }
+
     /// Whether any rare field is set.
     #[inline]
     pub fn has_rare(&self) -> bool {
@@ -279,9 +296,19 @@ impl<'a> EventView<'a> {
         };
         hashes
             && parent
-            && self.tokens() == other.tokens()
+            && self.same_tokens(other)
             && self.same_extra_keys(other)
-            && [Rare::Lookahead, Rare::Metadata, Rare::Other].iter().all(|&f| self.rare(f) == other.rare(f))
+            && [Rare::Lookahead, Rare::Metadata, Rare::Other]
+                .iter()
+                .all(|&f| same_value(self.rare(f), other.rare(f)))
+    }
+
+    fn same_tokens(&self, other: &EventView<'_>) -> bool {
+        match (self.tokens(), other.tokens()) {
+            (Tokens::Plain(a), Tokens::Plain(b)) => a == b,
+            (Tokens::Wide(a), Tokens::Wide(b)) => same_value(Some(a), Some(b)),
+            _ => false,
+        }
     }
 
     fn same_extra_keys(&self, other: &EventView<'_>) -> bool {
@@ -291,9 +318,33 @@ impl<'a> EventView<'a> {
             ExtraKeys::Raw(raw) => msgpack::array_header(raw, 0)
                 .is_some_and(|(n, at)| n == v.num_hashes() && raw[at..].iter().all(|&b| b == 0xc0)),
         };
-        self.extra_keys() == other.extra_keys()
-            || (all_nil(self) && all_nil(other) && self.num_hashes() == other.num_hashes())
+        match (self.extra_keys(), other.extra_keys()) {
+            (ExtraKeys::Absent, ExtraKeys::Absent) => true,
+            (ExtraKeys::Absent, _) | (_, ExtraKeys::Absent) => false,
+            (ExtraKeys::Raw(a), ExtraKeys::Raw(b)) => same_value(Some(a), Some(b)),
+            _ => all_nil(self) && all_nil(other) && self.num_hashes() == other.num_hashes(),
+        }
     }
+}
+
+/// Whether a store of `n` hashes is regular: as many blocks of tokens, and one entry for each in lists by block.
+pub(super) fn store_fits(
+    n: usize,
+    block_size: u32,
+    tokens: Tokens<'_>,
+    extra_keys: ExtraKeys<'_>,
+    lookahead: Option<&[u8]>,
+) -> bool {
+    let per_block = |raw: &[u8]| msgpack::array_header(raw, 0).is_some_and(|(m, _)| m == n);
+    let num_tokens = match tokens {
+        Tokens::Plain(ids) => Some(ids.len()),
+        Tokens::Wide(raw) => msgpack::array_header(raw, 0).map(|(m, _)| m),
+    };
+    n > 0
+        && block_size > 0
+        && n.checked_mul(block_size as usize) == num_tokens
+        && extra_keys.raw().is_none_or(per_block)
+        && lookahead.is_none_or(per_block)
 }
 
 /// Iterator over the hashes of an event.
