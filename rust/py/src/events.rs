@@ -7,7 +7,7 @@ use kvevents_core::events::{
 use kvevents_core::hash::HashRef;
 use kvevents_core::msgpack;
 use pyo3::IntoPyObjectExt;
-use pyo3::exceptions::{PyIndexError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyIndexError, PyOverflowError, PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -468,7 +468,10 @@ impl PyEventList {
             }
             return Self::from(EventList::from(data)).into_bound_py_any(py);
         }
-        let i: isize = key.extract()?;
+        let i: isize = key.extract().map_err(|e: PyErr| {
+            let too_large = e.is_instance_of::<PyOverflowError>(py);
+            if too_large { PyIndexError::new_err(format!("event {} of {n}", raw::preview(key))) } else { e }
+        })?;
         let at = if i < 0 { i + n.cast_signed() } else { i };
         if at < 0 || at >= n.cast_signed() {
             return Err(PyIndexError::new_err(format!("event {i} of {n}")));

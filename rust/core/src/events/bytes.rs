@@ -130,7 +130,7 @@ impl EventList {
                 out.push(1);
                 for o in &origins[range] {
                     put_opt_str(&mut out, o.source.as_deref());
-                    put_u32(&mut out, o.worker.unwrap_or(NONE));
+                    put_opt_int(&mut out, o.worker.map(i64::from));
                 }
             }
         }
@@ -180,8 +180,8 @@ impl EventList {
             let mut origins = Vec::new();
             for _ in 0..data.rows.len() {
                 let source = r.opt_str()?;
-                let worker = r.u32()?;
-                origins.push(Origin { source, worker: (worker != NONE).then_some(worker) });
+                let worker = r.opt_int()?.and_then(|v| u32::try_from(v).ok());
+                origins.push(Origin { source, worker });
             }
             data.origins = Some(origins);
         }
