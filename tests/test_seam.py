@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import gc
 import importlib
-import importlib.util
 import pkgutil
 import re
 import shutil
@@ -164,12 +163,6 @@ def stored_payload(events: int, hashes: int, block_size: int = 16) -> bytes:
     return msgspec.msgpack.encode(batch)
 
 
-needs_decode = pytest.mark.skipif(
-    importlib.util.find_spec("kvevents.codec") is None, reason="the codec is not part of this build"
-)
-
-
-@needs_decode
 def test_decoding_allocates_no_python_object_per_block() -> None:
     """Compares the interpreter's count of allocated blocks for 1 and for 1,000 blocks."""
 
@@ -190,7 +183,6 @@ def test_decoding_allocates_no_python_object_per_block() -> None:
     assert abs(many - few) <= 4, f"{few} objects for 1 block, {many} for 1,000"
 
 
-@needs_decode
 def test_another_thread_runs_while_a_large_payload_is_decoded() -> None:
     """The decoder gives the interpreter lock away: a counting thread goes on counting meanwhile."""
     payload = stored_payload(400, 128)
