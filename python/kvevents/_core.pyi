@@ -254,6 +254,11 @@ class TokenBlocks:
     def to_token_ids(self) -> list[int]:
         """A copy of all token ids as a list."""
 
+    def to_extra_keys(self) -> list[tuple[object, ...] | None]:
+        """The extra keys of every full block as events carry them: LoRA name, `(identifier, offset in the block)`
+        of each feature, salt; `None` where there are none.
+        """
+
     def __copy__(self) -> Self: ...
     def __deepcopy__(self, memo: object, /) -> Self: ...
     def __getnewargs_ex__(self) -> tuple[tuple[int], dict[str, Any]]: ...

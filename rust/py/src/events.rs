@@ -63,7 +63,8 @@ fn str_to_py<'py>(py: Python<'py>, s: Option<&Arc<str>>) -> PyResult<Bound<'py, 
     s.map(|s| &**s).into_bound_py_any(py)
 }
 
-fn rare_to_py<'py>(py: Python<'py>, raw: Option<&[u8]>, freeze: bool) -> PyResult<Bound<'py, PyAny>> {
+/// A value that is kept as msgpack bytes; `freeze` makes tuples of the lists in it.
+pub fn rare_to_py<'py>(py: Python<'py>, raw: Option<&[u8]>, freeze: bool) -> PyResult<Bound<'py, PyAny>> {
     let Some(raw) = raw else { return Ok(py.None().into_bound(py)) };
     let c = classes(py)?;
     let value = c.decode.bind(py).call1((PyBytes::new(py, raw),))?;

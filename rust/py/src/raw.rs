@@ -109,6 +109,8 @@ fn bad_item(list: &Bound<'_, PyList>, index: usize) -> Elements {
         None => false,
         Some(e) if e.is_instance_of::<PyOverflowError>(py) => false,
         Some(e) if e.is_instance_of::<PyTypeError>(py) => true,
+        // The list shrank meanwhile.
+        Some(_) if index >= list.len() => false,
         Some(e) => return Err(e),
     };
     let seen = list.get_item(index).map_or_else(|_| "nothing".to_owned(), |v| preview(&v));

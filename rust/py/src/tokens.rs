@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyIterator, PyList, PySlice, PyTuple};
 
 use crate::errors::{Exc, tokens_error};
-use crate::events::hash_to_py;
+use crate::events::{hash_to_py, rare_to_py};
 use crate::raw::{self, BadElement, HashColumn, Memory, PyMemory};
 
 /// First byte of a pickled state.
@@ -38,7 +38,10 @@ fn feature(item: &Bound<'_, PyAny>, index: usize) -> PyResult<MmFeature> {
             raw::preview(item)
         ))
     };
-    let (id, offset, length): (String, u32, u32) = item.extract().map_err(|_| bad())?;
+    // JSON gives lists.
+    let tuple = item.cast::<PyList>().map(PyListMethods::to_tuple);
+    let parts = tuple.as_ref().map_or(item, |t| t.as_any());
+    let (id, offset, length): (String, u32, u32) = parts.extract().map_err(|_| bad())?;
     Ok(MmFeature { id: id.into(), offset, length })
 }
 
@@ -188,6 +191,14 @@ impl PyTokenBlocks {
 
     fn to_token_ids<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         PyList::new(py, self.lock().tokens())
+    }
+
+    fn to_extra_keys<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let mut raw = Vec::new();
+        let inner = self.lock();
+        inner.write_extra_keys(0..inner.num_blocks(), &mut raw);
+        drop(inner);
+        rare_to_py(py, Some(&raw), true)
     }
 
     fn __repr__(&self) -> String {

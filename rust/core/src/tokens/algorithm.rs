@@ -111,7 +111,11 @@ impl<'a> Hasher<'a> {
             }
             Algorithm::Xxh3 => {
                 message.extend_from_slice(hash);
-                message.extend(tokens.iter().flat_map(|t| t.to_le_bytes()));
+                let start = message.len();
+                message.resize(start + tokens.len() * 4, 0);
+                for (cell, t) in message[start..].as_chunks_mut().0.iter_mut().zip(tokens) {
+                    *cell = t.to_le_bytes();
+                }
                 if !keys.is_empty() {
                     cbor::extra_keys(keys, message);
                 }
