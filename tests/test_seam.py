@@ -29,6 +29,10 @@ ALLOWED = {
     "EventList.__new__": "built from any iterable of events: the convenience beside handles",
     "EventList.__getitem__": "the three parameters of `slice`",
     "BlockHashes.__getitem__": "the three parameters of `slice`",
+    "BlockIds.__getitem__": "the three parameters of `slice`",
+    "BlockPool.evict_blocks": "connectors report a set of ids",
+    "BlockPool.unpin_blocks": "the callback is called when a block is used again, not per token",
+    "EventQueue.extend": "built from any iterable of events: the convenience beside handles",
     "TokenBlocks.__getnewargs_ex__": "the pickle protocol's keyword arguments",
 }
 FORBIDDEN = re.compile(r"list\[int\]|list\[bytes\]|\bdict\b|\bAny\b|\bCallable\b|\bIterable\b")

@@ -24,6 +24,7 @@ from kvevents.events import (
     dec_hook,
     enc_hook,
 )
+from kvevents.pool import BlockIds, BlockPool, EventQueue, KVCacheGroup, PoolStats
 from kvevents.resident import ResidentKey, ResidentSet
 from kvevents.tokens import BlockHashes, TokenBlocks, hash_blocks, narrow_hash
 
@@ -44,17 +45,22 @@ __all__ = [
     "MEDIUM_STORAGE",
     "AllBlocksCleared",
     "BlockHashes",
+    "BlockIds",
+    "BlockPool",
     "BlockRemoved",
     "BlockStored",
     "EventBatch",
     "EventList",
     "EventPublisher",
     "EventPublisherFactory",
+    "EventQueue",
     "ExternalBlockHash",
     "KVCacheEvent",
+    "KVCacheGroup",
     "KVEventBatch",
     "KVEventsConfig",
     "NullEventPublisher",
+    "PoolStats",
     "PublisherStats",
     "ReplayStats",
     "ResidentKey",

@@ -5,12 +5,13 @@ Only handles, buffers and scalars cross when it is hot. Python containers appear
 package stands under its own header, in the order in which the crates depend on one another.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Self, SupportsIndex, final, overload
 
 from typing_extensions import Buffer
 
 from kvevents.events import KVCacheEvent, Skipped
+from kvevents.pool import KVCacheGroup
 
 # ---------------------------------------------------------------- build
 
@@ -372,3 +373,371 @@ class ResidentSet:
     @property
     def nbytes(self) -> int:
         """Bytes of memory that the tables take."""
+
+# ---------------------------------------------------------------- pool
+
+@final
+class BlockIds(_Buffer, Sequence[int]):
+    """Ids of blocks: a `Sequence` of integers, and a read-only buffer of signed 32-bit integers.
+
+    Equal to a list or tuple of the same ids; `+` joins it with any sequence of ids; a slice is a `BlockIds`.
+    """
+
+    def __new__(cls, ids: Sequence[int] | Buffer | None = None, /) -> Self:
+        """From a list, tuple or integer buffer of ids; `BlockError` or `BlockTypeError` names a bad one."""
+
+    def __len__(self) -> int: ...
+    @overload
+    def __getitem__(self, key: SupportsIndex, /) -> int: ...
+    @overload
+    def __getitem__(self, key: slice[Any, Any, Any], /) -> BlockIds: ...
+    def __iter__(self) -> Iterator[int]: ...
+    def __contains__(self, value: object, /) -> bool: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __add__(self, other: Sequence[int] | Buffer, /) -> BlockIds: ...
+    def index(self, value: int, start: int = 0, stop: int | None = None, /) -> int:
+        """Position of the first block with this id; `ValueError` where there is none."""
+
+    def count(self, value: int, /) -> int:
+        """How often an id stands here."""
+
+    def to_list(self) -> list[int]:
+        """The ids as a list."""
+
+@final
+class PoolStats:
+    """Counters of a `BlockPool` at one moment."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks, the null block included."""
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks in the free queue, cached ones included."""
+
+    @property
+    def resident_hashes(self) -> int:
+        """Different keys (hash and group) that are resident."""
+
+    @property
+    def copies(self) -> int:
+        """Pairs of block and key: more than `resident_hashes` where several blocks hold one hash."""
+
+    @property
+    def allocated_blocks(self) -> int:
+        """Blocks given out since the pool was made."""
+
+    @property
+    def evicted_blocks(self) -> int:
+        """Blocks that lost their hashes by allocation, `evict_blocks`, promotion or replacement."""
+
+    @property
+    def stored_hashes(self) -> int:
+        """Keys that became resident."""
+
+    @property
+    def removed_hashes(self) -> int:
+        """Keys that stopped being resident; those of resets are not counted."""
+
+    @property
+    def resets(self) -> int:
+        """Successful `reset_prefix_cache` calls."""
+
+    @property
+    def queued_events(self) -> int:
+        """Events that wait for `take_events`."""
+
+    @property
+    def resyncs(self) -> int:
+        """How often a full event queue was replaced by a resync mark."""
+
+    @property
+    def dropped_events(self) -> int:
+        """Events that were dropped by that (and announced anew)."""
+
+    def __eq__(self, other: object, /) -> bool: ...
+
+class BlockPool:
+    """Blocks of a KV cache, their hashes, and the events that say what is resident. Behaves as vLLM's block pool.
+
+    A block is its id. Block 0 is the null block: it stands for a hole and is skipped by `touch`, `free_blocks` and
+    `cache_full_blocks`. Free blocks form a queue in eviction order: a freed block without a hash goes to its head,
+    a cached one to its tail; allocation takes from the head and evicts. Several blocks may hold one hash, and a hit
+    takes the first that was stored; one block may own several hashes, which all leave with it.
+
+    Wherever a method takes `request`, that is a `TokenBlocks` (nothing is copied through Python), or `None` with
+    `block_hashes=` (a `BlockHashes`, list or buffer of the whole request), `token_ids=` (the same; only while
+    events are on), `lora_name=`, `lora_id=` and `extra_keys=` (one entry a block of the group, `None` or a tuple)
+    in its place. `block_hashes` has one hash per `block_size` tokens of the pool; a group with larger blocks uses
+    the last hash inside a block.
+
+    Every mistake of a caller is a `BlockError` (`NoFreeBlocksError`, or `BlockTypeError` for a wrong type), raised
+    before anything changed. Safe to use from several threads, each call is atomic; the interpreter lock is never
+    released. May be subclassed; hashed by identity.
+    """
+
+    NULL_BLOCK: Final[int]
+    """0"""
+
+    def __new__(
+        cls,
+        num_blocks: int,
+        block_size: int,
+        *,
+        enable_caching: bool = True,
+        enable_kv_cache_events: bool = True,
+        medium: str = "GPU",
+        report: str = "residency",
+        report_hits: bool = False,
+        hash_form: str = "bytes",
+        groups: Sequence[KVCacheGroup] | None = None,
+        max_queued_events: int = 100_000,
+    ) -> Self:
+        """A pool of `num_blocks` blocks, the null block included; a hash stands for `block_size` tokens.
+
+        - `report="residency"`: a store when the first copy of a hash appears, a removal when the last goes, each
+          exactly once; removals of one call are one event; reads never emit. `report="every_copy"`: vLLM 0.32's
+          stream, event for event.
+        - `report_hits=True`: `emit_cached_block_events` announces reused blocks, as vLLM's full report does.
+        - `hash_form="int"`: events carry the low 64 bits of a digest (vLLM's rule), the pool's key stays whole.
+        - `groups`: the KV cache groups of a hybrid model, whose block sizes are multiples of `block_size`.
+        - `max_queued_events`: beyond it the queue is replaced by a resync mark: nothing is built until
+          `take_events`, which then gives a clear and stores of everything that is resident.
+
+        `ConfigError` says which setting cannot work. Without caching or events nothing is kept for them.
+        """
+
+    def get_new_blocks(self, num_blocks: int) -> BlockIds:
+        """Take blocks from the head of the free queue, evicting what they held. `NoFreeBlocksError`."""
+
+    def get_cached_block(
+        self, block_hash: bytes | int, kv_cache_group_ids: Sequence[int] | None = None
+    ) -> BlockIds | None:
+        """The block with this hash in each group (default: group 0), or `None` where a group has none. A read."""
+
+    def find_longest_cache_hit(
+        self,
+        request: TokenBlocks | BlockHashes | Sequence[bytes | int] | Buffer,
+        max_blocks: int | None = None,
+        group: int = 0,
+    ) -> BlockIds:
+        """Blocks of the longest prefix that is cached, at most `max_blocks`. A read.
+
+        An engine that has to compute the last token passes `(num_tokens - 1) // block_size`. For a sliding-window
+        group: the longest prefix whose last window is cached, block 0 standing for what lies before the window.
+        """
+
+    def cache_full_blocks(
+        self,
+        request: TokenBlocks | None,
+        blocks: Sequence[int] | Buffer,
+        num_cached_blocks: int,
+        num_full_blocks: int,
+        *,
+        group: int = 0,
+        block_hashes: BlockHashes | Sequence[bytes | int] | Buffer | None = None,
+        token_ids: Sequence[int] | Buffer | None = None,
+        lora_name: str | None = None,
+        lora_id: int | None = None,
+        extra_keys: Sequence[tuple[object, ...] | None] | None = None,
+        session_id: str | None = None,
+    ) -> None:
+        """Give blocks `num_cached_blocks` to `num_full_blocks` of a request their hashes.
+
+        `blocks` are all blocks of the request. Block 0 is skipped. A block that owns the hash of a boundary inside
+        it is promoted; one that has this hash already stays as it is; one with another hash is an error.
+        """
+
+    def cache_partial_block(
+        self,
+        request: TokenBlocks | None,
+        block: int,
+        num_tokens: int,
+        *,
+        group: int = 0,
+        replace_existing_hashes: bool = False,
+        block_hashes: BlockHashes | Sequence[bytes | int] | Buffer | None = None,
+        token_ids: Sequence[int] | Buffer | None = None,
+        lora_name: str | None = None,
+        lora_id: int | None = None,
+        extra_keys: Sequence[tuple[object, ...] | None] | None = None,
+        session_id: str | None = None,
+    ) -> bytes | int | None:
+        """Make a block reachable by the hash of the first `num_tokens` tokens, which end inside it.
+
+        Returns that hash if the block owns it now. In residency a boundary that the block's hash covers already is
+        refused (`None`), and the event spans from the last resident ancestor; `every_copy` follows vLLM. In place of
+        a request, `extra_keys` holds one entry: that of the span.
+        """
+
+    def move_block_hashes(self, src_block: int, dst_block: int) -> None:
+        """Move all hashes of `src_block` to `dst_block`, which is in use and has none. No event."""
+
+    def touch(self, blocks: Sequence[int] | Buffer) -> None:
+        """Add a user to each block; free ones leave the free queue."""
+
+    def free_blocks(self, blocks: Sequence[int] | Buffer) -> None:
+        """Take a user from each block, in the given order (engines free the last block of a sequence first)."""
+
+    def evict_blocks(self, block_ids: Iterable[int] | Buffer) -> None:
+        """Remove the hashes of these blocks, in the given order. The blocks stay in use or free as they are."""
+
+    def unpin_blocks(
+        self, blocks: Sequence[int] | Buffer, on_reuse: Callable[[int], object] | None = None
+    ) -> None:
+        """Free blocks that stay readable until they are given out: they go to the tail of the free queue.
+
+        `on_reuse(block)` is called after `get_new_blocks` gave a block out, or a reset; what it raises comes out of
+        that call, which is done then.
+        """
+
+    def emit_cached_block_events(
+        self,
+        request: TokenBlocks | None,
+        num_cached_blocks: int,
+        *,
+        group: int = 0,
+        block_hashes: BlockHashes | Sequence[bytes | int] | Buffer | None = None,
+        token_ids: Sequence[int] | Buffer | None = None,
+        lora_name: str | None = None,
+        lora_id: int | None = None,
+        extra_keys: Sequence[tuple[object, ...] | None] | None = None,
+        session_id: str | None = None,
+    ) -> None:
+        """Announce the first blocks of a request again: they were hit. Does nothing without `report_hits=True`.
+
+        In residency only what is resident is announced, with `metadata` `{"already_resident": True}`.
+        """
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all hashes; `False`, and nothing happens, while blocks are in use."""
+
+    def get_num_free_blocks(self) -> int:
+        """Blocks that `get_new_blocks` can give out, cached ones included."""
+
+    def get_usage(self) -> float:
+        """Share of blocks in use, 0.0 to 1.0; the null block does not count."""
+
+    def take_events(self) -> EventList:
+        """All events since the last call. O(1), except after the queue was replaced by a resync mark."""
+
+    def digest(self) -> bytes:
+        """Digest (16 bytes) of the resident set, computed from the pool's own table, not from events. O(blocks)."""
+
+    def snapshot(self) -> EventList:
+        """Stores of everything that is resident, a parent before its children where it is resident. O(blocks).
+
+        `BlockError` without events or caching: then nothing is kept to announce.
+        """
+
+    def stats(self) -> PoolStats:
+        """Counters at this moment."""
+
+    def free_order(self) -> BlockIds:
+        """The free blocks in the order in which they will be given out. O(blocks)."""
+
+    def ref_count(self, block: int) -> int:
+        """Number of users of a block."""
+
+    def is_block_writable(self, block: int) -> bool:
+        """Whether its only user may write into a block: it has no hash and is not the null block."""
+
+    def block_hash(self, block: int) -> bytes | int | None:
+        """The hash by which a block is known (its first, if it owns several)."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks, the null block included."""
+
+    @property
+    def block_size(self) -> int:
+        """Tokens over which one hash is made."""
+
+    @property
+    def medium(self) -> str:
+        """Tier, as in events."""
+
+    @property
+    def report(self) -> str:
+        """`residency` or `every_copy`."""
+
+    @property
+    def enable_caching(self) -> bool:
+        """As given."""
+
+    @property
+    def enable_kv_cache_events(self) -> bool:
+        """As given."""
+
+class EventQueue:
+    """A bounded queue of events, for engines that have their own block pool. Safe from several threads.
+
+    A store whose parent is the last hash of the event before it, with equal attributes, continues that event;
+    removals of one scope are joined. When `max_queued_events` pushes were not taken, what is queued is dropped and
+    counted, and `take().overflowed` tells the owner to announce anew (a clear, then stores of what is resident).
+    """
+
+    def __new__(cls, *, max_queued_events: int = 100_000) -> Self:
+        """An empty queue. `ConfigError` for a bound below 1."""
+
+    def push_stored(
+        self,
+        block_hashes: BlockHashes | Sequence[bytes | int] | Buffer,
+        parent_block_hash: bytes | int | None,
+        token_ids: Sequence[int] | Buffer,
+        block_size: int,
+        *,
+        lora_id: int | None = None,
+        medium: str | None = "GPU",
+        lora_name: str | None = None,
+        extra_keys: Sequence[tuple[object, ...] | None] | None = None,
+        group_idx: int | None = None,
+        kv_cache_spec_kind: str | None = None,
+        kv_cache_spec_sliding_window: int | None = None,
+        locality: str | None = None,
+        ownership: str | None = None,
+        session_id: str | None = None,
+        cache_salt: str | None = None,
+        metadata: Mapping[str, object] | None = None,
+    ) -> None:
+        """Blocks became resident. `EventError` where the numbers of hashes, tokens and keys do not fit together."""
+
+    def push_removed(
+        self,
+        block_hashes: BlockHashes | Sequence[bytes | int] | Buffer,
+        *,
+        medium: str | None = "GPU",
+        group_idx: int | None = None,
+        locality: str | None = None,
+        ownership: str | None = None,
+        metadata: Mapping[str, object] | None = None,
+    ) -> None:
+        """Blocks are no longer resident. `metadata` may say why."""
+
+    def push_cleared(self, *, metadata: Mapping[str, object] | None = None) -> None:
+        """Nothing is resident any more, in any tier of this rank."""
+
+    def append(self, event: KVCacheEvent) -> None:
+        """Queue one event object, as it is. `EventError` or `EventTypeError` says what is wrong with it."""
+
+    def extend(self, events: EventList | Iterable[KVCacheEvent]) -> None:
+        """Queue events, all or none of them."""
+
+    def take(self) -> EventList:
+        """Everything since the last call. O(1)."""
+
+    def __len__(self) -> int:
+        """Events that wait, joined ones counted once."""
+
+    @property
+    def overflows(self) -> int:
+        """How often the bound was reached."""
+
+    @property
+    def dropped_events(self) -> int:
+        """Pushes that were dropped by that."""
+
+    @property
+    def max_queued_events(self) -> int:
+        """The bound, in pushes."""

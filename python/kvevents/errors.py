@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = [
     "BlockError",
+    "BlockTypeError",
     "ConfigError",
     "DecodeError",
     "EncodeError",
@@ -71,6 +72,10 @@ class EncodeError(KVEventsError, ValueError):
 
 class BlockError(KVEventsError, ValueError):
     """A call to the pool that cannot be meant: nothing was changed."""
+
+
+class BlockTypeError(KVEventsError, TypeError):
+    """An argument of the pool that is of another type than what is asked for: nothing was changed."""
 
 
 class NoFreeBlocksError(BlockError):

@@ -130,3 +130,129 @@ pub struct EncodeError {
     /// The dialect's name.
     pub dialect: &'static str,
 }
+
+/// What a caller of the block pool can get wrong. Nothing was changed when one of these comes back.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum PoolError {
+    /// A setting that cannot work.
+    #[error("{0}")]
+    Config(String),
+    /// No such block.
+    #[error("blocks[{index}]: block {block} of a pool of {num_blocks} (0 to {})", num_blocks - 1)]
+    BlockRange {
+        /// Position in what was given.
+        index: usize,
+        /// The id that was given.
+        block: u32,
+        /// Blocks of the pool.
+        num_blocks: usize,
+    },
+    /// A block that nobody uses (any more).
+    #[error(
+        "blocks[{index}]: block {block} has no user: it was freed already, or named more often than it \
+         has users"
+    )]
+    NotInUse {
+        /// Position in what was given.
+        index: usize,
+        /// The block.
+        block: u32,
+    },
+    /// The null block where a real one must stand.
+    #[error("blocks[{index}]: block 0 is the null block; it has no content and no users")]
+    NullBlock {
+        /// Position in what was given.
+        index: usize,
+    },
+    /// One block twice where each stands for another part of a sequence.
+    #[error("blocks[{index}]: block {block} stands twice in one call")]
+    Twice {
+        /// Position of the second.
+        index: usize,
+        /// The block.
+        block: u32,
+    },
+    /// A block that holds something else.
+    #[error(
+        "blocks[{index}]: block {block} has a hash of {tokens} tokens already; only a boundary inside a \
+         block is replaced by a longer one (evict_blocks makes it free for another hash)"
+    )]
+    AlreadyCached {
+        /// Position in what was given.
+        index: usize,
+        /// The block.
+        block: u32,
+        /// Tokens of the prefix that the block's hash names.
+        tokens: usize,
+    },
+    /// More blocks than are free.
+    #[error("{asked} blocks were asked for, {free} are free; free blocks first or preempt a request")]
+    NoFreeBlocks {
+        /// Number that was asked for.
+        asked: usize,
+        /// Number that is free.
+        free: usize,
+    },
+    /// No such group.
+    #[error("group {group} of a pool with {groups} group(s)")]
+    Group {
+        /// The group that was named.
+        group: usize,
+        /// Groups of the pool.
+        groups: usize,
+    },
+    /// More blocks cached than are full.
+    #[error("num_cached_blocks {cached} is more than num_full_blocks {full}")]
+    Range {
+        /// `num_cached_blocks`
+        cached: usize,
+        /// `num_full_blocks`
+        full: usize,
+    },
+    /// A list of blocks that ends before `num_full_blocks`.
+    #[error("{needed} blocks are full, the list of blocks has {given}")]
+    TooFewBlocks {
+        /// Length that was given.
+        given: usize,
+        /// Length that is needed.
+        needed: usize,
+    },
+    /// A request with fewer hashes than blocks.
+    #[error("{needed} block hashes are needed, the request has {given}")]
+    TooFewHashes {
+        /// Number of hashes that there are.
+        given: usize,
+        /// Number that is needed.
+        needed: usize,
+    },
+    /// A request with fewer tokens than its blocks hold.
+    #[error("{needed} token ids are needed, the request has {given}")]
+    TooFewTokens {
+        /// Number of tokens that there are.
+        given: usize,
+        /// Number that is needed.
+        needed: usize,
+    },
+    /// A request that was cut into blocks of another size.
+    #[error("the request was cut into blocks of {seen} tokens, the pool makes hashes over {expected}")]
+    BlockSize {
+        /// The request's.
+        seen: usize,
+        /// The pool's.
+        expected: usize,
+    },
+    /// Hashes of another form than the pool's.
+    #[error("block hashes: {0}")]
+    HashForm(String),
+    /// A boundary that no hash names.
+    #[error("num_tokens {num_tokens}: a positive multiple of the block size {step} was expected")]
+    Boundary {
+        /// What was given.
+        num_tokens: usize,
+        /// Tokens over which one hash is made.
+        step: usize,
+    },
+    /// Something that only events make possible.
+    #[error("tokens are kept only with enable_kv_cache_events=True and enable_caching=True")]
+    EventsOff,
+}

@@ -3,7 +3,7 @@
 //! The exceptions are Python classes in `kvevents.errors`, so that each is both ours and a builtin.
 //! They are looked up once.
 
-use kvevents_core::error::{DecodeError, EncodeError, EventsError, ReplayLogError, TokensError};
+use kvevents_core::error::{DecodeError, EncodeError, EventsError, PoolError, ReplayLogError, TokensError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
@@ -34,11 +34,14 @@ macro_rules! exceptions {
 }
 
 exceptions! {
+    BlockError,
+    BlockTypeError,
     ConfigError,
     DecodeError,
     EncodeError,
     EventError,
     EventTypeError,
+    NoFreeBlocksError,
     PickleError,
     SequenceError,
     TokenError,
@@ -91,4 +94,26 @@ pub fn encode_error(py: Python<'_>, e: &EncodeError) -> PyErr {
     let value = err.value(py);
     let set = value.setattr("event", e.index).and_then(|()| value.setattr("field", e.field));
     set.err().unwrap_or(err)
+}
+
+/// The Python exception for an error of the block pool.
+pub fn pool_error(e: &PoolError) -> PyErr {
+    match e {
+        PoolError::Config(_) => Exc::ConfigError.err(e.to_string()),
+        PoolError::NoFreeBlocks { .. } => Exc::NoFreeBlocksError.err(e.to_string()),
+        PoolError::BlockRange { .. }
+        | PoolError::NotInUse { .. }
+        | PoolError::NullBlock { .. }
+        | PoolError::Twice { .. }
+        | PoolError::AlreadyCached { .. }
+        | PoolError::Group { .. }
+        | PoolError::Range { .. }
+        | PoolError::TooFewBlocks { .. }
+        | PoolError::TooFewHashes { .. }
+        | PoolError::TooFewTokens { .. }
+        | PoolError::HashForm(_)
+        | PoolError::Boundary { .. }
+        | PoolError::BlockSize { .. }
+        | PoolError::EventsOff => Exc::BlockError.err(e.to_string()),
+    }
 }

@@ -184,17 +184,7 @@ impl<'py> EventReader<'_, 'py> {
     /// A value that is kept as msgpack bytes.
     fn raw(&self, name: &Bound<'py, PyString>) -> PyResult<Option<Vec<u8>>> {
         let Some(v) = self.get(name)? else { return Ok(None) };
-        let py = v.py();
-        let bytes = classes(py)?.encode.bind(py).call1((&v,)).map_err(|e| {
-            self.bad(&name.to_string(), &format!("cannot be encoded as msgpack: {}", e.value(py)))
-        })?;
-        let bytes = bytes.cast::<PyBytes>()?.as_bytes().to_vec();
-        if msgpack::skip_value(&bytes, 0) != Ok(bytes.len()) {
-            return Err(
-                self.bad(&name.to_string(), &format!("nested deeper than {} levels", msgpack::MAX_DEPTH))
-            );
-        }
-        Ok(Some(bytes))
+        to_msgpack(&v)?.map(Some).map_err(|what| self.bad(&name.to_string(), &what))
     }
 
     fn raw_map(&self, name: &Bound<'py, PyString>) -> PyResult<Option<Vec<u8>>> {
@@ -344,6 +334,20 @@ impl<'py> EventReader<'_, 'py> {
         let bytes = classes(py)?.encode.bind(py).call1((list,))?;
         Ok(Some(bytes.cast::<PyBytes>()?.as_bytes().to_vec()))
     }
+}
+
+/// Any value as msgpack bytes; the inner error says why it cannot be.
+pub fn to_msgpack(v: &Bound<'_, PyAny>) -> PyResult<Result<Vec<u8>, String>> {
+    let py = v.py();
+    let bytes = match classes(py)?.encode.bind(py).call1((v,)) {
+        Ok(bytes) => bytes,
+        Err(e) => return Ok(Err(format!("cannot be encoded as msgpack: {}", e.value(py)))),
+    };
+    let bytes = bytes.cast::<PyBytes>()?.as_bytes().to_vec();
+    if msgpack::skip_value(&bytes, 0) != Ok(bytes.len()) {
+        return Ok(Err(format!("nested deeper than {} levels", msgpack::MAX_DEPTH)));
+    }
+    Ok(Ok(bytes))
 }
 
 fn as_ref(h: &OwnedHash) -> HashRef<'_> {

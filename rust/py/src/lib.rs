@@ -8,8 +8,11 @@
 mod codec;
 mod errors;
 mod events;
+mod ids;
 mod pool;
+mod pool_args;
 mod publish;
+mod queue;
 #[allow(unsafe_code)]
 mod raw;
 mod resident;
@@ -27,7 +30,13 @@ mod core_module {
     #[pymodule_export]
     use crate::events::PyEventList;
     #[pymodule_export]
+    use crate::ids::PyBlockIds;
+    #[pymodule_export]
+    use crate::pool::{PyBlockPool, PyPoolStats};
+    #[pymodule_export]
     use crate::publish::PyReplayLog;
+    #[pymodule_export]
+    use crate::queue::PyEventQueue;
     #[pymodule_export]
     use crate::resident::PyResidentSet;
     #[pymodule_export]

@@ -455,7 +455,6 @@ pub enum Memory {
         format: &'static CStr,
     },
     /// Signed 32 bits (`i`).
-    #[allow(dead_code)] // for block ids
     Ints(Box<[i32]>),
 }
 
@@ -475,6 +474,14 @@ impl PyMemory {
             Memory::Ints(v) => v.len(),
         };
         Self { memory, shape: [len.cast_signed()] }
+    }
+
+    /// The integers of [`Memory::Ints`].
+    pub fn ints(&self) -> &[i32] {
+        match &self.memory {
+            Memory::Ints(v) => v,
+            Memory::Bytes { .. } => &[],
+        }
     }
 }
 

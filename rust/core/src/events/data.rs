@@ -183,6 +183,11 @@ impl EventData {
         self.tokens.len()
     }
 
+    /// Bytes of hashes and parents held, over all events.
+    pub fn num_hash_bytes(&self) -> usize {
+        self.hashes.len()
+    }
+
     /// Makes room for what is about to be added.
     pub fn reserve(&mut self, events: usize, hash_bytes: usize, tokens: usize) {
         self.rows.reserve(events);
@@ -386,7 +391,7 @@ impl EventData {
         let bad = flag::RARE | flag::WIDE | flag::IRREGULAR;
         if last.flags & (flag::KIND | bad) != EventKind::Stored as u16
             || !same_extra
-            || self.attrs[last.attrs as usize] != self.attrs[attrs.0 as usize]
+            || (last.attrs != attrs.0 && self.attrs[last.attrs as usize] != self.attrs[attrs.0 as usize])
             || s.lookahead.is_some()
             || s.common.metadata.is_some()
             || s.common.other.is_some()
