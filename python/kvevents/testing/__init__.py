@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvevents.testing.captures import Capture, Reproduction, read_capture, replay_requests, reproduce_capture
 from kvevents.testing.resident import NaiveResidentSet
 from kvevents.testing.vectors import (
     FrameReport,
@@ -14,12 +15,17 @@ from kvevents.testing.vectors import (
 )
 
 __all__ = [
+    "Capture",
     "FrameReport",
     "NaiveResidentSet",
+    "Reproduction",
     "VectorReport",
     "check_frames",
     "check_vectors",
     "event_from_json",
     "is_vector_file",
+    "read_capture",
     "read_json_lines",
+    "replay_requests",
+    "reproduce_capture",
 ]
