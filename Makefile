@@ -62,8 +62,12 @@ $(INSTALLED): $(WHEEL) | $(PY)
 wheel: $(WHEEL)  ## the release wheel, in dist/
 	@ls -l dist/*.whl
 
-sdist: | $(VENV)/.maturin  ## the source distribution, in dist/
+sdist: $(TOOLS)  ## the source distribution in dist/, and a wheel built from it in a clean folder, offline
+	@rm -rf target/sdist dist/*.tar.gz && mkdir -p target/sdist
 	$(PY) -m maturin sdist --out dist
+	tar -xzf dist/kvevents-*.tar.gz -C target/sdist --strip-components 1
+	cd target/sdist && PATH="$(CURDIR)/$(VENV)/bin:$$PATH" CARGO_NET_OFFLINE=true $(CURDIR)/$(PY) -m pip wheel . -q --no-deps --no-index --no-build-isolation -w wheel
+	@ls -l dist/*.tar.gz target/sdist/wheel/*.whl
 
 develop: $(TOOLS)  ## an editable install, built in seconds; for work on the package
 	$(PY) -m maturin develop -q --profile quick

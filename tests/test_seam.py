@@ -109,6 +109,41 @@ def modules() -> list[str]:
     return [n for n in names if not n.startswith("kvevents.integrations")]
 
 
+# Functions with many positional parameters, each with its reason.
+POSITIONAL = {
+    "ResidentSet.contains": "the parts of a key, in the order in which the digest hashes them",
+    "BlockPool.cache_full_blocks": "vLLM's order of parameters",
+    "BlockPool.cache_partial_block": "vLLM's order of parameters",
+}
+
+
+def test_no_long_lists_of_positional_arguments() -> None:
+    """Of what users call: an argument known by its place only lands in another parameter some day."""
+    long: list[str] = []
+
+    def walk(body: list[ast.stmt], prefix: str) -> None:
+        for node in body:
+            if isinstance(node, ast.ClassDef):
+                walk(node.body, f"{prefix}{node.name}.")
+            elif isinstance(node, ast.FunctionDef):
+                names = [
+                    a.arg for a in node.args.posonlyargs + node.args.args if a.arg not in {"self", "cls"}
+                ]
+                if len(names) > 3 and prefix + node.name not in POSITIONAL:
+                    long.append(f"{prefix}{node.name}({', '.join(names)})")
+
+    public = {
+        name
+        for module in modules()
+        if module != "kvevents._core"
+        for name in importlib.import_module(module).__all__
+    }
+    named = [n for n in ast.parse(STUB.read_text()).body if getattr(n, "name", None) in public]
+    walk(named, "")
+    assert named
+    assert not long, "make what is beyond the obvious keyword-only: " + "; ".join(long)
+
+
 @pytest.mark.parametrize("name", modules())
 def test_every_public_name_exists(name: str) -> None:
     module = importlib.import_module(name)
