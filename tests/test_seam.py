@@ -111,6 +111,7 @@ def modules() -> list[str]:
 
 # Functions with many positional parameters, each with its reason.
 POSITIONAL = {
+    "EventQueue.push_stored": "the first fields of BlockStored, in its order",
     "ResidentSet.contains": "the parts of a key, in the order in which the digest hashes them",
     "BlockPool.cache_full_blocks": "vLLM's order of parameters",
     "BlockPool.cache_partial_block": "vLLM's order of parameters",
