@@ -256,3 +256,50 @@ pub enum PoolError {
     #[error("tokens are kept only with enable_kv_cache_events=True and enable_caching=True")]
     EventsOff,
 }
+
+/// What an aggregator refuses; nothing was changed.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum AggregateError {
+    /// A number of workers that cannot be served.
+    #[error("{seen} workers: 1 to {limit} can be aggregated")]
+    Workers {
+        /// The number asked for.
+        seen: u32,
+        /// The largest.
+        limit: u32,
+    },
+    /// A rule that can never hold, or always does.
+    #[error("rule: {0}")]
+    Rule(String),
+    /// A worker that does not exist.
+    #[error(
+        "worker {seen} does not exist: there are {workers}, numbered from 0; resize() first if one joined"
+    )]
+    Worker {
+        /// The number given.
+        seen: i64,
+        /// Number of workers.
+        workers: u32,
+    },
+    /// An event that does not say which worker it came from.
+    #[error(
+        "event {index} does not name its worker; give the worker, or tag events with with_origin(worker=...)"
+    )]
+    Untagged {
+        /// Position of the event.
+        index: usize,
+    },
+    /// A worker beyond the new number still holds blocks.
+    #[error(
+        "worker {worker} still holds {blocks} blocks, so {workers} workers are too few; \
+         call forget_worker({worker}) first"
+    )]
+    StillVotes {
+        /// The worker.
+        worker: u32,
+        /// Blocks that it holds.
+        blocks: u64,
+        /// The number of workers asked for.
+        workers: u32,
+    },
+}

@@ -5,6 +5,7 @@
 //! arguments, which makes every structure testable and every simulation repeatable.
 #![deny(unsafe_code)]
 
+pub mod aggregate;
 pub mod codec;
 pub mod error;
 pub mod events;

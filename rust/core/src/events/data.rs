@@ -47,6 +47,13 @@ pub enum Hashes<'a> {
         /// `n * width` bytes.
         data: &'a [u8],
     },
+    /// Integers as they stand in the columns: 8 bytes each, little endian.
+    IntBytes {
+        /// Some are negative, and none is above 2^63 - 1.
+        signed: bool,
+        /// `n * 8` bytes.
+        data: &'a [u8],
+    },
     /// Anything else.
     Mixed(&'a [HashRef<'a>]),
 }
@@ -237,6 +244,10 @@ impl EventData {
         EventView { data: self, index }
     }
 
+    fn same_attrs(&self, last: u32, attrs: AttrId) -> bool {
+        last == attrs.0 || self.attrs[last as usize] == self.attrs[attrs.0 as usize]
+    }
+
     fn push_hashes(&mut self, hashes: Hashes<'_>) -> (HashForm, u8, usize) {
         match hashes {
             Hashes::Uint(v) | Hashes::Int(v) => {
@@ -256,6 +267,11 @@ impl EventData {
                 (HashForm::Bytes, width as u8, data.len() / width)
             }
             Hashes::Bytes { .. } => (HashForm::Bytes, 8, 0),
+            Hashes::IntBytes { signed, data } => {
+                debug_assert_eq!(data.len() % 8, 0);
+                self.hashes.extend_from_slice(data);
+                (if signed { HashForm::Int } else { HashForm::Uint }, 8, data.len() / 8)
+            }
             Hashes::Mixed(v) => self.push_mixed(v),
         }
     }
@@ -391,7 +407,7 @@ impl EventData {
         let bad = flag::RARE | flag::WIDE | flag::IRREGULAR;
         if last.flags & (flag::KIND | bad) != EventKind::Stored as u16
             || !same_extra
-            || (last.attrs != attrs.0 && self.attrs[last.attrs as usize] != self.attrs[attrs.0 as usize])
+            || !self.same_attrs(last.attrs, attrs)
             || s.lookahead.is_some()
             || s.common.metadata.is_some()
             || s.common.other.is_some()
@@ -403,6 +419,7 @@ impl EventData {
             (Hashes::Uint(v), HashForm::Uint) if cfg!(target_endian = "little") => {
                 (bytemuck::cast_slice(v), 8)
             }
+            (Hashes::IntBytes { signed: false, data }, HashForm::Uint) => (data, 8),
             (Hashes::Bytes { width, data }, HashForm::Bytes) => (data, width),
             _ => return false,
         };
@@ -452,12 +469,13 @@ impl EventData {
     pub fn try_extend_removed(&mut self, attrs: AttrId, hashes: Hashes<'_>) -> bool {
         let Some(last) = self.rows.last().copied() else { return false };
         if last.flags & (flag::KIND | flag::RARE | flag::IRREGULAR) != EventKind::Removed as u16
-            || (last.attrs != attrs.0 && self.attrs[last.attrs as usize] != self.attrs[attrs.0 as usize])
+            || !self.same_attrs(last.attrs, attrs)
         {
             return false;
         }
         let bytes: &[u8] = match (hashes, HashForm::of_flags(last.flags)) {
             (Hashes::Uint(v), HashForm::Uint) if cfg!(target_endian = "little") => bytemuck::cast_slice(v),
+            (Hashes::IntBytes { signed: false, data }, HashForm::Uint) => data,
             (Hashes::Bytes { width, data }, HashForm::Bytes) if width == usize::from(last.width) => data,
             _ => return false,
         };
@@ -489,7 +507,9 @@ impl EventData {
         let mixed: Vec<HashRef<'_>>;
         let hashes = match v.raw_hashes() {
             (HashForm::Bytes, width, data) => Hashes::Bytes { width, data },
-            _ => {
+            (HashForm::Uint, _, data) => Hashes::IntBytes { signed: false, data },
+            (HashForm::Int, _, data) => Hashes::IntBytes { signed: true, data },
+            (HashForm::Mixed, ..) => {
                 mixed = v.hashes().collect();
                 Hashes::Mixed(&mixed)
             }
@@ -525,7 +545,7 @@ impl EventData {
 fn hashes_size(h: Hashes<'_>) -> usize {
     match h {
         Hashes::Uint(v) | Hashes::Int(v) => v.len() * 8,
-        Hashes::Bytes { data, .. } => data.len(),
+        Hashes::Bytes { data, .. } | Hashes::IntBytes { data, .. } => data.len(),
         Hashes::Mixed(v) => 4 + v.len() * (1 + MAX_HASH_BYTES),
     }
 }

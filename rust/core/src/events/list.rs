@@ -121,6 +121,11 @@ impl EventList {
         self.data.nbytes()
     }
 
+    /// Number of events that are kept in memory by this handle: those of the whole list for a slice.
+    pub fn rows_in_memory(&self) -> usize {
+        self.data.len()
+    }
+
     pub(super) fn parts(&self) -> (&EventData, Range<usize>) {
         (&self.data, self.start..self.end)
     }

@@ -10,6 +10,7 @@ mod attrs;
 mod bytes;
 mod data;
 mod list;
+mod part;
 mod same;
 mod view;
 

@@ -240,6 +240,22 @@ impl<'a> EventView<'a> {
         }
     }
 
+    /// The hash at `index`, which must be below [`Self::num_hashes`].
+    pub fn hash_at(&self, index: usize) -> HashRef<'a> {
+        let (form, width, bytes) = self.raw_hashes();
+        let mut from = match form {
+            HashForm::Mixed => self.hashes(),
+            _ => HashIter { form, width, left: 1, bytes: &bytes[index * width..] },
+        };
+        let hash = if form == HashForm::Mixed { from.nth(index) } else { from.next() };
+        hash.unwrap_or(HashRef::Bytes(&[]))
+    }
+
+    /// The hash before the block at `index`: of the block before, or the event's parent.
+    pub fn parent_of(&self, index: usize) -> Option<HashRef<'a>> {
+        if index == 0 { self.parent() } else { Some(self.hash_at(index - 1)) }
+    }
+
     /// The token ids of a store; empty for others.
     #[inline]
     pub fn tokens(&self) -> Tokens<'a> {
