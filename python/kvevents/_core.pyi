@@ -285,6 +285,21 @@ class ReplayLog:
         `SequenceError` for a number that is not above the newest, or is 2^64-1.
         """
 
+    def append_encoded(
+        self,
+        seq: int,
+        events: EventList | Sequence[KVCacheEvent],
+        ts: float,
+        rank: int | None,
+        dialect: str,
+        *,
+        lossy: bool = False,
+    ) -> tuple[bytes, list[tuple[int, str, str]]]:
+        """`encode_batch_reporting` and `append` in one, both without the interpreter lock.
+
+        Raises before anything was added.
+        """
+
     def get(self, seq: int) -> bytes | None:
         """The payload of one batch; `None` if it is not here (any more)."""
 

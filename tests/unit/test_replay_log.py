@@ -6,8 +6,10 @@ import threading
 
 import pytest
 
+from kvevents import BlockStored, EventList, encode
 from kvevents._core import ReplayLog
-from kvevents.errors import SequenceError
+from kvevents.errors import ConfigError, EventTypeError, SequenceError
+from kvevents.events import KVEventBatch
 
 END = 2**64 - 1
 
@@ -76,3 +78,31 @@ def test_a_reader_beside_the_writer_sees_whole_batches_in_order():
             at = seq + 1
     thread.join()
     assert at == 20_000
+
+
+def test_encodes_into_the_log_what_encode_gives():
+    log = ReplayLog(10, 1 << 20)
+    events = EventList([BlockStored([1, 2], None, list(range(32)), 16, None, "GPU", None)])
+    payload, losses = log.append_encoded(4, events, 1.5, 3, "vllm-map-0.33")
+    assert payload == encode(KVEventBatch(1.5, events, 3)) == log.get(4)
+    assert losses == []
+    salted = BlockStored([3], None, list(range(16)), 16, None, "GPU", None, cache_salt="tenant")
+    payload, losses = log.append_encoded(5, [salted, *events], 1.5, 3, "vllm-map-0.33")
+    assert [(index, field) for index, field, _ in losses] == [(0, "cache_salt")]
+    assert payload == encode(KVEventBatch(1.5, events, 3)) == log.get(5)
+
+
+def test_an_encoding_that_fails_adds_nothing():
+    log = ReplayLog(10, 1 << 20)
+    for events, ts, dialect, error in [
+        ([1], 0.0, "vllm-map-0.33", EventTypeError),
+        ([], "now", "vllm-map-0.33", EventTypeError),
+        ([], 0.0, "vllm", ConfigError),
+    ]:
+        with pytest.raises(error):
+            log.append_encoded(0, events, ts, 0, dialect)
+    assert log.newest is None
+    log.append(1, b"x")
+    with pytest.raises(SequenceError):
+        log.append_encoded(1, [], 0.0, 0, "vllm-map-0.33")
+    assert len(log) == 1

@@ -22,7 +22,7 @@ import zmq
 
 from kvevents.publish.base import ReplayStats
 from kvevents.publish.outbox import END_SEQUENCE
-from kvevents.publish.sockets import NOBLOCK, NOBLOCK_MORE
+from kvevents.publish.sockets import NOBLOCK, NOBLOCK_MORE, send_of
 
 if TYPE_CHECKING:
     from kvevents._core import ReplayLog
@@ -85,6 +85,7 @@ class ReplayServer:
         self._log = log
         self._topic = topic
         self._socket = socket
+        self._send_frame = send_of(socket)
         self._context = context
         self._rank = rank
         self._clients: dict[bytes, _Replay] = {}
@@ -223,7 +224,7 @@ class ReplayServer:
             replay.next, replay.last = replay.pending.popleft()
             replay.busy = True
         batches = self._log.read(replay.next, replay.last, replay.window, TURN_BYTES)
-        send = self._socket.send
+        send = self._send_frame
         topic = self._topic
         done = 0
         try:

@@ -7,9 +7,9 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from kvevents._core import EventList, encode_batch_reporting
-from kvevents.errors import KVEventsError
-from kvevents.publish.sockets import NOBLOCK, NOBLOCK_MORE
+from kvevents._core import EventList
+from kvevents.errors import EventError, EventTypeError
+from kvevents.publish.sockets import NOBLOCK, NOBLOCK_MORE, send_of
 
 if TYPE_CHECKING:
     import zmq
@@ -48,6 +48,7 @@ class Sender:
         self._outbox = outbox
         self._log = log
         self._socket = socket
+        self._send_frame = send_of(socket)
         self._context = context
         self._topic = config.topic.encode()
         self._dialect = config.dialect
@@ -98,18 +99,15 @@ class Sender:
                 _log.exception("rank %d: batch %d could not be sent", self._rank, item[0])
 
     def _send_batch(self, seq: int, batch: Any) -> None:
+        events, ts, rank = batch.events, batch.ts, batch.data_parallel_rank
+        bad: list[tuple[int, str, str]] = []
         try:
-            payload, losses = encode_batch_reporting(
-                batch.events,
-                batch.ts,
-                batch.data_parallel_rank,
-                self._dialect,
-                lossy=self._lossy,
-                detach=True,
-            )
-        except (KVEventsError, TypeError, ValueError, OverflowError):
-            payload, losses = self._encode_what_can_be(batch)
+            payload, losses = self._encode(seq, events, ts, rank)
+        except (EventError, EventTypeError):
+            good, bad = _sort_out(events)
+            payload, losses = self._encode(seq, good, ts, rank)
         self._send(seq, payload)
+        losses = bad + losses
         if losses:
             self._outbox.skip()
             self.events_lost += len(losses)
@@ -119,36 +117,38 @@ class Sender:
                 self._rank, len(losses), seq, seq + 1, index, field, reason,
             )  # fmt: skip
 
-    def _encode_what_can_be(self, batch: Any) -> tuple[bytes, list[tuple[int, str, str]]]:
-        """The slow way, for a list with something in it that is no event, or a field that cannot be meant."""
-        good = []
-        bad: list[tuple[int, str, str]] = []
-        for index, event in enumerate(batch.events):
-            try:
-                EventList([event])
-            except (KVEventsError, TypeError, ValueError, OverflowError) as e:
-                bad.append((index, "", str(e)))
-            else:
-                good.append(event)
-        payload, more = encode_batch_reporting(
-            EventList(good), batch.ts, batch.data_parallel_rank, self._dialect, lossy=self._lossy, detach=True
-        )
-        return payload, bad + list(more)
-
     def _beat(self) -> None:
         seq = self._outbox.number_if_empty()
         if seq is None:
             return
-        payload, _ = encode_batch_reporting(EventList(), time.time(), self._rank, self._dialect)
+        payload, _ = self._encode(seq, EventList(), time.time(), self._rank)
         self._send(seq, payload)
         self.heartbeats += 1
 
+    def _encode(
+        self, seq: int, events: Any, ts: float, rank: int | None
+    ) -> tuple[bytes, list[tuple[int, str, str]]]:
+        """The payload, which is in the log from now on: who sees a number live can ask for all before it."""
+        return self._log.append_encoded(seq, events, ts, rank, self._dialect, lossy=self._lossy)
+
     def _send(self, seq: int, payload: bytes) -> None:
-        # Into the log first: who has seen a number live can ask for all before it.
-        self._log.append(seq, payload)
-        send = self._socket.send
+        send = self._send_frame
         send(self._topic, NOBLOCK_MORE)
         send(seq.to_bytes(8, "big"), NOBLOCK_MORE)
         send(payload, NOBLOCK)
         self.sent += 1
         self.bytes_sent += len(payload)
+
+
+def _sort_out(events: Any) -> tuple[EventList, list[tuple[int, str, str]]]:
+    """What can be put into columns, and the rest: something that is no event, or a value nobody can mean."""
+    good = []
+    bad = []
+    for index, event in enumerate(events):
+        try:
+            EventList([event])
+        except (EventError, EventTypeError) as e:
+            bad.append((index, "", str(e)))
+        else:
+            good.append(event)
+    return EventList(good), bad

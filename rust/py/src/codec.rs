@@ -34,7 +34,7 @@ fn ts_to_py(py: Python<'_>, ts: Timestamp) -> PyResult<Bound<'_, PyAny>> {
     }
 }
 
-fn ts_from_py(ts: &Bound<'_, PyAny>) -> PyResult<Timestamp> {
+pub(crate) fn ts_from_py(ts: &Bound<'_, PyAny>) -> PyResult<Timestamp> {
     if let Ok(v) = ts.cast::<PyFloat>() {
         return Ok(Timestamp::Float(v.value()));
     }
@@ -53,7 +53,7 @@ fn ts_from_py(ts: &Bound<'_, PyAny>) -> PyResult<Timestamp> {
         .err(format!("ts: a float or an integer of 64 bits was expected, saw {}", crate::raw::preview(ts))))
 }
 
-fn dialect(name: &str) -> PyResult<Dialect> {
+pub(crate) fn dialect(name: &str) -> PyResult<Dialect> {
     Dialect::from_name(name).ok_or_else(|| {
         let known: Vec<&str> = Dialect::ALL.iter().map(|d| d.name()).collect();
         Exc::ConfigError.err(format!("dialect {name:?} is not known; known are {}", known.join(", ")))
@@ -79,7 +79,7 @@ pub fn decode_batch<'py>(
 }
 
 /// Runs `work` with this thread's encoder.
-fn with_encoder<R>(work: impl FnOnce(&mut Encoder) -> R) -> R {
+pub(crate) fn with_encoder<R>(work: impl FnOnce(&mut Encoder) -> R) -> R {
     ENCODER.with_borrow_mut(|encoder| {
         let result = work(encoder);
         if encoder.capacity() > KEEP {

@@ -2,11 +2,14 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use kvevents_core::codec::EncodeOptions;
 use kvevents_core::publish::{Payload, ReplayLog};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use crate::codec::{dialect, ts_from_py, with_encoder};
 use crate::errors::replay_log_error;
+use crate::events::extract_events;
 
 /// Payloads by sequence number; see `_core.pyi`.
 #[pyclass(name = "ReplayLog", module = "kvevents._core", frozen)]
@@ -37,6 +40,36 @@ impl PyReplayLog {
 
     fn append(&self, seq: u64, payload: &Bound<'_, PyBytes>) -> PyResult<bool> {
         self.lock().append(seq, payload.as_bytes()).map_err(|e| replay_log_error(&e))
+    }
+
+    /// Encoding and the copy into the log run without the interpreter lock; what is left under it is one
+    /// copy into the `bytes` that is sent.
+    #[pyo3(signature = (seq, events, ts, rank, dialect, *, lossy = false))]
+    #[allow(clippy::too_many_arguments, clippy::type_complexity)]
+    fn append_encoded<'py>(
+        &self,
+        py: Python<'py>,
+        seq: u64,
+        events: &Bound<'py, PyAny>,
+        ts: &Bound<'py, PyAny>,
+        rank: Option<i64>,
+        dialect: &str,
+        lossy: bool,
+    ) -> PyResult<(Bound<'py, PyBytes>, Vec<(usize, &'static str, &'static str)>)> {
+        let events = extract_events(events)?;
+        let ts = ts_from_py(ts)?;
+        let dialect = self::dialect(dialect)?;
+        let options = EncodeOptions { lossy, metadata: false };
+        with_encoder(|encoder| {
+            let (payload, losses) = py
+                .detach(|| {
+                    let (payload, losses) = encoder.encode_reporting(&events, ts, rank, dialect, options);
+                    self.lock().append(seq, payload).map(|_| (payload, losses))
+                })
+                .map_err(|e| replay_log_error(&e))?;
+            let losses = losses.into_iter().map(|l| (l.index, l.field, l.reason)).collect();
+            Ok((PyBytes::new(py, payload), losses))
+        })
     }
 
     fn get<'py>(&self, py: Python<'py>, seq: u64) -> PyResult<Option<Bound<'py, PyBytes>>> {
