@@ -343,7 +343,11 @@ impl PyBlockHashes {
         let mut column = HashColumn::default();
         raw::read_hashes(hashes, None, width, &mut column)?.map_err(|bad| hash_error(&bad))?;
         let data = if column.width == 0 {
-            column.ints.iter().flat_map(|v| v.to_le_bytes()).collect()
+            let mut data = vec![0; column.ints.len() * 8];
+            for (cell, v) in data.as_chunks_mut().0.iter_mut().zip(&column.ints) {
+                *cell = v.to_le_bytes();
+            }
+            data
         } else {
             column.bytes
         };

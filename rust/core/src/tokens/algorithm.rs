@@ -71,11 +71,11 @@ impl Algorithm {
         match self {
             Self::Sha256 => {
                 pickle::string(seed, &mut message);
-                sha256(&mut message).into()
+                sha256_of(&mut message).into()
             }
             Self::Sha256Cbor => {
                 cbor::string(seed, &mut message);
-                sha256(&mut message).into()
+                sha256_of(&mut message).into()
             }
             Self::Xxh3 => xxh3_64(seed.as_bytes()).to_le_bytes().into(),
         }
@@ -85,64 +85,95 @@ impl Algorithm {
 /// Hashes one block after the other.
 pub(super) struct Hasher<'a> {
     algorithm: Algorithm,
+    /// Room for the message of a block without extra keys; 0 where that has no way of its own.
+    room: usize,
     message: &'a mut Vec<u8>,
 }
 
 impl<'a> Hasher<'a> {
     pub(super) fn new(algorithm: Algorithm, block_size: usize, message: &'a mut Vec<u8>) -> Self {
-        message.clear();
-        message.reserve(block_size * 5 + 256);
-        Self { algorithm, message }
+        let room = match algorithm {
+            Algorithm::Sha256 => pickle::max_len(block_size),
+            Algorithm::Sha256Cbor => cbor::max_len(block_size),
+            Algorithm::Xxh3 => 0,
+        };
+        Self { algorithm, room, message }
     }
 
     /// Replaces the parent's hash in `hash` by the block's.
     #[inline]
     pub(super) fn block(&mut self, hash: &mut [u8], tokens: &[u32], keys: &[ExtraKey<'_>]) {
         let message = &mut *self.message;
-        message.clear();
-        match self.algorithm {
-            Algorithm::Sha256 => {
-                pickle::block(hash, tokens, keys, message);
-                hash.copy_from_slice(&sha256(message));
-            }
-            Algorithm::Sha256Cbor => {
-                cbor::block(hash, tokens, keys, message);
-                hash.copy_from_slice(&sha256(message));
-            }
-            Algorithm::Xxh3 => {
-                message.extend_from_slice(hash);
-                let start = message.len();
-                message.resize(start + tokens.len() * 4, 0);
-                for (cell, t) in message[start..].as_chunks_mut().0.iter_mut().zip(tokens) {
-                    *cell = t.to_le_bytes();
-                }
-                if !keys.is_empty() {
-                    cbor::extra_keys(keys, message);
-                }
-                hash.copy_from_slice(&xxh3_64(message).to_le_bytes());
-            }
+        let Some(digest) = hash.first_chunk_mut() else {
+            return xxh3_block(hash, tokens, keys, message);
+        };
+        let cbor = self.algorithm == Algorithm::Sha256Cbor;
+        if keys.is_empty() && self.room > 0 {
+            // The buffer keeps its length from block to block: nothing is cleared or grown.
+            message.resize(self.room + PADDING, 0);
+            let len = if cbor {
+                cbor::plain(digest, tokens, message)
+            } else {
+                pickle::plain(digest, tokens, message)
+            };
+            *digest = sha256(message, len);
+            return;
         }
+        message.clear();
+        if cbor {
+            cbor::block(digest, tokens, keys, message);
+        } else {
+            pickle::block(digest, tokens, keys, message);
+        }
+        *digest = sha256_of(message);
     }
+}
+
+fn xxh3_block(hash: &mut [u8], tokens: &[u32], keys: &[ExtraKey<'_>], message: &mut Vec<u8>) {
+    message.clear();
+    message.extend_from_slice(hash);
+    let start = message.len();
+    message.resize(start + tokens.len() * 4, 0);
+    for (cell, t) in message[start..].as_chunks_mut().0.iter_mut().zip(tokens) {
+        *cell = t.to_le_bytes();
+    }
+    if !keys.is_empty() {
+        cbor::extra_keys(keys, message);
+    }
+    hash.copy_from_slice(&xxh3_64(message).to_le_bytes());
 }
 
 const INITIAL: [u32; 8] =
     [0x6a09_e667, 0xbb67_ae85, 0x3c6e_f372, 0xa54f_f53a, 0x510e_527f, 0x9b05_688c, 0x1f83_d9ab, 0x5be0_cd19];
 
-/// SHA-256 of a message whose buffer may be padded in place: one pass over whole blocks, without the
-/// copies through a block buffer that an incremental hasher makes.
-fn sha256(message: &mut Vec<u8>) -> [u8; 32] {
-    let bits = message.len() as u64 * 8;
-    message.push(0x80);
-    let padded = (message.len() + 8).next_multiple_of(64);
-    message.resize(padded - 8, 0);
-    message.extend_from_slice(&bits.to_be_bytes());
+/// Most bytes that padding takes.
+const PADDING: usize = 72;
+
+/// SHA-256 of the first `len` bytes of a buffer that has [`PADDING`] more: padded in place and compressed
+/// in one go, without the copies through a block buffer that an incremental hasher makes.
+fn sha256(buffer: &mut [u8], len: usize) -> [u8; 32] {
+    const ONE_BIT: [u8; 64] = {
+        let mut bytes = [0; 64];
+        bytes[0] = 0x80;
+        bytes
+    };
+    let padded = (len + 9).next_multiple_of(64);
+    buffer[len..len + 64].copy_from_slice(&ONE_BIT);
+    buffer[padded - 8..padded].copy_from_slice(&(len as u64 * 8).to_be_bytes());
     let mut state = INITIAL;
-    compress256(&mut state, message.as_chunks().0);
+    compress256(&mut state, buffer[..padded].as_chunks().0);
     let mut out = [0; 32];
     for (o, word) in out.as_chunks_mut::<4>().0.iter_mut().zip(state) {
         *o = word.to_be_bytes();
     }
     out
+}
+
+/// SHA-256 of a whole buffer, which is padded.
+fn sha256_of(message: &mut Vec<u8>) -> [u8; 32] {
+    let len = message.len();
+    message.resize(len + PADDING, 0);
+    sha256(message, len)
 }
 
 #[cfg(test)]
@@ -155,7 +186,7 @@ mod tests {
         for n in 0..200u8 {
             let message: Vec<u8> = (0..n).collect();
             let expected: [u8; 32] = sha2::Sha256::digest(&message).into();
-            assert_eq!(sha256(&mut message.clone()), expected, "length {n}");
+            assert_eq!(sha256_of(&mut message.clone()), expected, "length {n}");
         }
     }
 

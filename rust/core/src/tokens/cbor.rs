@@ -9,37 +9,55 @@ const NULL: u8 = 0xf6;
 
 /// Appends the message of a block.
 #[inline]
-pub(super) fn block(parent: &[u8], tokens: &[u32], keys: &[ExtraKey<'_>], out: &mut Vec<u8>) {
-    out.push(ARRAY | 3);
-    head(BYTES, parent.len() as u64, out);
-    out.extend_from_slice(parent);
-    head(ARRAY, tokens.len() as u64, out);
-    write_tokens(tokens, out);
+pub(super) fn block(parent: &[u8; 32], tokens: &[u32], keys: &[ExtraKey<'_>], out: &mut Vec<u8>) {
+    out.resize(max_len(tokens.len()), 0);
+    let end = plain(parent, tokens, out);
     if keys.is_empty() {
-        out.push(NULL);
+        out.truncate(end);
     } else {
+        out.truncate(end - 1);
         extra_keys(keys, out);
     }
 }
 
-/// Each token takes 1, 2, 3 or 5 bytes. All 8 bytes of a word are stored and the position moves by what
-/// counts, so that there is no branch on the value.
+/// Room that [`plain`] needs.
+pub(super) const fn max_len(tokens: usize) -> usize {
+    tokens * 5 + 64
+}
+
+/// Writes the message of a block without extra keys; returns its length.
 #[inline]
-fn write_tokens(tokens: &[u32], out: &mut Vec<u8>) {
+pub(super) fn plain(parent: &[u8; 32], tokens: &[u32], cells: &mut [u8]) -> usize {
+    cells[..3].copy_from_slice(&[ARRAY | 3, BYTES | 0x18, 32]);
+    cells[3..35].copy_from_slice(parent);
+    let n = tokens.len();
+    let at = if n < 24 {
+        cells[35] = ARRAY | n as u8;
+        36
+    } else {
+        35 + write_tokens_as(ARRAY, &[n as u32], &mut cells[35..])
+    };
+    let end = at + write_tokens_as(0, tokens, &mut cells[at..]);
+    cells[end] = NULL;
+    end + 1
+}
+
+/// Writes integers of a major type (0 for token ids); returns their length. Each takes 1, 2, 3 or 5 bytes: all
+/// 8 bytes of a word are stored and the position moves by what counts, so that no branch depends on a value.
+#[inline]
+fn write_tokens_as(major: u8, tokens: &[u32], cells: &mut [u8]) -> usize {
     const LEN: [u8; 4] = [1, 2, 3, 5];
     const TAG: [u64; 4] = [0, 0x18 << 56, 0x19 << 56, 0x1a << 56];
     const SHIFT: [u8; 4] = [56, 48, 40, 24];
-    let start = out.len();
-    out.resize(start + tokens.len() * 5 + 8, 0);
-    let cells = &mut out[start..];
-    let mut at = 0;
+    let major = u64::from(major) << 56;
+    let mut at = 0usize;
     for &t in tokens {
         let class = usize::from(t >= 24) + usize::from(t > 0xff) + usize::from(t > 0xffff);
-        let word = TAG[class] | u64::from(t) << SHIFT[class];
-        cells[at..at + 8].copy_from_slice(&word.to_be_bytes());
-        at += usize::from(LEN[class]);
+        let word = major | TAG[class] | u64::from(t).wrapping_shl(SHIFT[class].into());
+        cells[at..at.wrapping_add(8)].copy_from_slice(&word.to_be_bytes());
+        at = at.wrapping_add(LEN[class].into());
     }
-    out.truncate(start + at);
+    at
 }
 
 /// Appends the array of tagged keys.
@@ -106,14 +124,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_take_the_shortest_form() {
+    fn blocks_take_the_shortest_form() {
         for t in [0, 23, 24, 255, 256, 65_535, 65_536, u32::MAX] {
-            let (mut fast, mut plain) = (vec![7], vec![7]);
-            write_tokens(&[t, 1, t], &mut fast);
-            for v in [t, 1, t] {
-                head(0, u64::from(v), &mut plain);
+            for n in [1, 23, 24, 300] {
+                let tokens = vec![t; n];
+                let (mut fast, mut plain) = (Vec::new(), vec![0x83]);
+                block(&[9; 32], &tokens, &[], &mut fast);
+                head(BYTES, 32, &mut plain);
+                plain.extend_from_slice(&[9; 32]);
+                head(ARRAY, n as u64, &mut plain);
+                for v in tokens {
+                    head(0, u64::from(v), &mut plain);
+                }
+                plain.push(NULL);
+                assert_eq!(fast, plain, "{n} times token {t}");
             }
-            assert_eq!(fast, plain, "token {t}");
         }
     }
 

@@ -13,6 +13,8 @@ const FRAME_HEADER: usize = 9;
 const FRAME_TARGET: usize = 64 * 1024;
 /// A frame of fewer bytes has no header.
 const FRAME_MIN: usize = 4;
+/// Fewer tokens than these fit into one frame.
+const ONE_FRAME: usize = FRAME_TARGET / 8;
 
 /// Appends the pickle of a block's tuple.
 pub(super) fn block(parent: &[u8], tokens: &[u32], keys: &[ExtraKey<'_>], out: &mut Vec<u8>) {
@@ -29,6 +31,24 @@ pub(super) fn block(parent: &[u8], tokens: &[u32], keys: &[ExtraKey<'_>], out: &
     }
     p.tuple_end(3);
     p.finish();
+}
+
+/// Room that [`plain`] needs, or 0 where it cannot be used.
+pub(super) const fn max_len(tokens: usize) -> usize {
+    if tokens > 3 && tokens < ONE_FRAME { tokens * 7 + 72 } else { 0 }
+}
+
+/// Writes the pickle of a block without extra keys, of a usual size; returns its length.
+#[inline]
+pub(super) fn plain(parent: &[u8; 32], tokens: &[u32], cells: &mut [u8]) -> usize {
+    cells[..13].copy_from_slice(b"\x80\x05\x95________C\x20");
+    cells[13..45].copy_from_slice(parent);
+    cells[45..47].copy_from_slice(b"\x94(");
+    let end = 47 + write_tokens(tokens, &mut cells[47..]);
+    cells[end..end + 6].copy_from_slice(b"t\x94N\x87\x94.");
+    let end = end + 6;
+    cells[3..11].copy_from_slice(&(end as u64 - 11).to_le_bytes());
+    end
 }
 
 /// Appends the pickle of a string.
@@ -189,16 +209,17 @@ impl<'a, 's> Pickler<'a, 's> {
         if tokens.len() > 3 {
             self.put(b"(");
         }
-        self.open();
-        if tokens.len() < FRAME_TARGET / 8 {
-            write_tokens(tokens, self.out);
-        } else {
-            // So many tokens may need several frames.
-            for &t in tokens {
+        // So many tokens may need several frames.
+        let step = if tokens.len() < ONE_FRAME { tokens.len() } else { 1 };
+        for part in tokens.chunks(step) {
+            if step == 1 {
                 self.boundary();
-                self.open();
-                write_tokens(&[t], self.out);
             }
+            self.open();
+            let start = self.out.len();
+            self.out.resize(start + part.len() * 7 + 8, 0);
+            let len = write_tokens(part, &mut self.out[start..]);
+            self.out.truncate(start + len);
         }
         self.tuple_end(tokens.len());
     }
@@ -238,23 +259,21 @@ impl<'a, 's> Pickler<'a, 's> {
     }
 }
 
-/// Each token takes 2, 3, 5 or 7 bytes; see the CBOR writer for why there is no branch.
+/// Writes integers; returns their length. Each takes 2, 3, 5 or 7 bytes; see the CBOR writer for why there is
+/// no branch.
 #[inline]
-fn write_tokens(tokens: &[u32], out: &mut Vec<u8>) {
+fn write_tokens(tokens: &[u32], cells: &mut [u8]) -> usize {
     const LEN: [u8; 4] = [2, 3, 5, 7];
     const TAG: [u64; 4] = [b'K' as u64, b'M' as u64, b'J' as u64, 0x058a];
     const SHIFT: [u8; 4] = [8, 8, 8, 16];
-    let start = out.len();
-    out.resize(start + tokens.len() * 7 + 8, 0);
-    let cells = &mut out[start..];
-    let mut at = 0;
+    let mut at = 0usize;
     for &t in tokens {
         let class = usize::from(t > 0xff) + usize::from(t > 0xffff) + usize::from(t > 0x7fff_ffff);
-        let word = TAG[class] | u64::from(t) << SHIFT[class];
-        cells[at..at + 8].copy_from_slice(&word.to_le_bytes());
-        at += usize::from(LEN[class]);
+        let word = TAG[class] | u64::from(t).wrapping_shl(SHIFT[class].into());
+        cells[at..at.wrapping_add(8)].copy_from_slice(&word.to_le_bytes());
+        at = at.wrapping_add(LEN[class].into());
     }
-    out.truncate(start + at);
+    at
 }
 
 #[cfg(test)]
@@ -271,6 +290,18 @@ mod tests {
         expected.extend_from_slice(&(body.len() as u64).to_le_bytes());
         expected.extend_from_slice(body);
         assert_eq!(out, expected);
+    }
+
+    #[test]
+    fn the_short_way_writes_the_same() {
+        for n in [4, 5, 16, 300, ONE_FRAME - 1] {
+            let tokens: Vec<u32> = (0..n as u32).map(|i| i.wrapping_mul(0x9e37_79b9) >> (i % 32)).collect();
+            let mut long = Vec::new();
+            block(&[3; 32], &tokens, &[], &mut long);
+            let mut cells = vec![0xaa; max_len(n)];
+            let len = plain(&[3; 32], &tokens, &mut cells);
+            assert_eq!(cells[..len], long, "{n} tokens");
+        }
     }
 
     #[test]
