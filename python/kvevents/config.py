@@ -66,6 +66,9 @@ class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value < low:
                 raise ConfigError(f"{name}: {value} (at least {low}){_WHY_NOT_ZERO.get(name, '')}")
+            high = 2**63 - 1 if name == "buffer_bytes" else 2**31 - 1
+            if value > high:
+                raise ConfigError(f"{name}: {value} (at most {high})")
         if self.heartbeat_s is not None and not 0.001 <= self.heartbeat_s <= 86_400:
             raise ConfigError(f"heartbeat_s: {self.heartbeat_s} (0.001 to 86400 seconds, or None)")
         if not isinstance(self.extra, dict) or not all(isinstance(key, str) for key in self.extra):

@@ -1,0 +1,67 @@
+"""What the documentation shows can be run as it stands."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+def run(*command: str, cwd: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONWARNINGS": "error"},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda p: p.name)
+def test_examples_run(example: Path, tmp_path: Path) -> None:
+    assert run(str(example), cwd=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if BLOCK.search(p.read_text())], ids=lambda p: str(p.relative_to(ROOT))
+)
+def test_the_python_of_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path) -> None:
+    """The blocks of a page are one program; a block that cannot run here is marked `text`."""
+    program = tmp_path / "page.py"
+    program.write_text("\n".join(BLOCK.findall(page.read_text())))
+    run(str(program), cwd=tmp_path)
+
+
+LINK = re.compile(r"\[[^\]]*\]\(([^)#:\s]+)(?:#[^)]*)?\)")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    missing = [t for t in LINK.findall(page.read_text()) if not (page.parent / t).exists()]
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_tests_that_a_page_names_exist(page: Path) -> None:
+    """A row of evidence is worth what the test behind it is."""
+    text = page.read_text()
+    files = set(re.findall(r"`(tests/[\w/]+\.py)", text))
+    assert all((ROOT / f).is_file() for f in files), [f for f in files if not (ROOT / f).is_file()]
+    for row in text.splitlines():
+        inside = re.findall(r"`(tests/[\w/]+\.py)", row)
+        sources = "".join((ROOT / f).read_text() for f in inside)
+        for name in re.findall(r"::(\w+)", row) if inside else []:
+            assert re.search(rf"(def|class) {name}\b", sources), f"{name} of {inside}"
