@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         ReplayStats,
         ZmqEventPublisher,
     )
+    from kvevents.subscribe import Source, Subscriber
 
 __all__ = [
     "DIALECTS",
@@ -66,6 +67,8 @@ __all__ = [
     "ResidentKey",
     "ResidentSet",
     "Skipped",
+    "Source",
+    "Subscriber",
     "TokenBlocks",
     "ZmqEventPublisher",
     "__version__",
@@ -94,6 +97,8 @@ _LAZY = {
     "PublisherStats": "kvevents.publish",
     "ReplayStats": "kvevents.publish",
     "ZmqEventPublisher": "kvevents.publish",
+    "Source": "kvevents.subscribe",
+    "Subscriber": "kvevents.subscribe",
 }
 
 

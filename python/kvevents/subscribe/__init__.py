@@ -1,7 +1,47 @@
-"""The reader's side: what a subscriber yields, and how it is told what to do."""
+"""The reader's side: sources, the sequence state machine, the subscriber.
+
+pyzmq is imported with the first use of a name that needs it.
+"""
 
 from __future__ import annotations
 
-from kvevents.subscribe.items import Batch, Gap, Item, Reset, Snapshot
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Batch", "Gap", "Item", "Reset", "Snapshot"]
+from kvevents.subscribe.items import Batch, Gap, Item, Reset, Snapshot
+from kvevents.subscribe.sequence import Limits
+
+if TYPE_CHECKING:
+    from kvevents.subscribe.session import SourceStats, Timing
+    from kvevents.subscribe.source import Source
+    from kvevents.subscribe.zmq import Subscriber
+
+__all__ = [
+    "Batch",
+    "Gap",
+    "Item",
+    "Limits",
+    "Reset",
+    "Snapshot",
+    "Source",
+    "SourceStats",
+    "Subscriber",
+    "Timing",
+]
+
+_LAZY = {"Source": "source", "SourceStats": "session", "Subscriber": "zmq", "Timing": "session"}
+
+
+def __getattr__(name: str) -> Any:
+    """Names whose modules import pyzmq."""
+    module = _LAZY.get(name)
+    if module is None:
+        raise AttributeError(f"module 'kvevents.subscribe' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"kvevents.subscribe.{module}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Lazy names too."""
+    return sorted(globals().keys() | _LAZY.keys())

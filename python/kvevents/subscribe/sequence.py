@@ -1,0 +1,568 @@
+"""The sequence state machine of one source.
+
+No sockets, no clock, no randomness: what arrives, and what a driver found out, are arguments; what to do
+comes back as actions. Equal inputs give equal actions, which is how the tests can try every interleaving.
+
+The promise: within one life of a publisher every number, from the first on, is accounted for exactly once
+and in order, by :class:`Apply` or inside one :class:`Lose`. :class:`Wipe` starts a new life.
+
+How a number that was seen before is judged: same bytes, a duplicate; other bytes and a newer time stamp than
+the remembered one, a restart; an older one, a late message of an earlier life; anything else is decided by
+what the publisher's replay log holds, and if that cannot decide either, by ``Wipe("unsure")``. Whatever the
+replay log says is the truth of the present life: it is asked from the last applied number on, not from the
+one after, so that a publisher that restarted and counted past the old number is found out.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+__all__ = ["Action", "Apply", "Ask", "Limits", "Lose", "Message", "Sequence", "Skip", "Wipe"]
+
+
+class Message(NamedTuple):
+    """One message as the driver received it."""
+
+    seq: int
+    digest: int
+    """Any digest of the payload bytes that is equal for equal bytes; 64 bits or more."""
+    ts: float | None
+    """The publisher's time stamp, where the payload has one."""
+    nbytes: int = 0
+    """What holding it costs."""
+    content: Any = None
+    """Handed through untouched."""
+    poisoned: bool = False
+    """The payload is no batch."""
+
+
+class Apply(NamedTuple):
+    """Deliver this message."""
+
+    message: Message
+    replayed: bool
+
+
+class Skip(NamedTuple):
+    """Count this message and forget it: ``duplicate``, ``late`` or ``poisoned``."""
+
+    message: Message
+    why: Literal["duplicate", "late", "poisoned"]
+
+
+class Ask(NamedTuple):
+    """Ask the replay socket for everything from ``start`` on; replaces a request that is under way.
+
+    Report what comes by :meth:`Sequence.replayed`, the end marker by :meth:`Sequence.replay_ended`, anything
+    else by
+    :meth:`Sequence.replay_failed`.
+    """
+
+    start: int
+    attempt: int
+    """1 for the first try without progress; wait longer from 2 on."""
+    why: Literal["connect", "gap", "tail", "probe"]
+
+
+class Lose(NamedTuple):
+    """Numbers ``first`` to ``last`` will not come."""
+
+    first: int
+    last: int
+    reason: str
+
+
+class Wipe(NamedTuple):
+    """A new life: forget the source's state. ``restart`` or ``unsure``."""
+
+    reason: Literal["restart", "unsure"]
+
+
+Action: TypeAlias = Apply | Skip | Ask | Lose | Wipe
+
+
+class Limits(NamedTuple):
+    """Bounds of one source's memory and patience."""
+
+    remember: int = 1024
+    """Numbers of which the digest is kept, to know them again."""
+    hold_batches: int = 4096
+    """Messages kept while a repair runs."""
+    hold_bytes: int = 64 << 20
+    """Their bytes."""
+    attempts: int = 3
+    """Requests without progress before numbers are lost."""
+    late_run: int = 8
+    """So many late messages with consecutive numbers are no late messages."""
+
+
+class _Repair:
+    """One request to the replay socket."""
+
+    __slots__ = ("attempt", "first_answer", "high", "newest", "next", "start", "verified", "why")
+
+    def __init__(self, ask: Ask, high: int, expected: int) -> None:
+        self.start = ask.start
+        self.attempt = ask.attempt
+        self.why = ask.why
+        # The highest number that was known to exist: the log must have had it, if it ever will.
+        self.high = high
+        # What was expected when it was made.
+        self.next = expected
+        # The highest number that was answered.
+        self.newest = -1
+        self.first_answer = True
+        # Whether an answer had the bytes that are remembered for its number: the life is the same.
+        self.verified = False
+
+
+class Sequence:
+    """The state of one source. Not thread-safe; one driver owns it."""
+
+    def __init__(self, first_seq: int = 0, limits: Limits | None = None) -> None:
+        self.first_seq = first_seq
+        self.limits = limits or Limits()
+        self.lives = 0
+        """How many lives ended."""
+        self.heard = False
+        """Whether any message of this life was applied or lost."""
+        self._replay_known = False
+        self._repair: _Repair | None = None
+        # Whether live messages wait until the replay log has shown that the life is the same.
+        self._unverified = False
+        self._begin(None)
+
+    def _begin(self, life_ts: float | None) -> None:
+        self.next = self.first_seq
+        """The number that is expected."""
+        self.heard = False
+        self._high = self.first_seq - 1
+        self._seen: dict[int, tuple[int, float | None]] = {}
+        self._lost: list[tuple[int, int]] = []
+        self._held: dict[int, tuple[Message, bool]] = {}
+        self.held_bytes = 0
+        self._condemned: set[int] = set()
+        self._suspect: Message | None = None
+        # Time stamps up to this one belong to earlier lives.
+        self._life_ts = life_ts
+        self._last_ts: float | None = None
+        self._late_run = 0
+        self._late_seq = -2
+
+    # ------------------------------------------------------------ what the driver asks
+
+    @property
+    def last_seq(self) -> int | None:
+        """The last number that was accounted for, ``None`` at the start of a life."""
+        return self.next - 1 if self.heard else None
+
+    @property
+    def repairing(self) -> bool:
+        """Whether an answer of the replay socket is awaited."""
+        return self._repair is not None
+
+    @property
+    def held(self) -> int:
+        """Messages that wait for the end of a repair."""
+        return len(self._held)
+
+    # ------------------------------------------------------------ inputs
+
+    def live(self, m: Message) -> list[Action]:
+        """A message of the live stream."""
+        if m.seq == self.next and self._repair is None and not m.poisoned and not self._is_stale(m):
+            out: list[Action] = []
+            self._accept(m, False, out)
+            if self._held:
+                self._drain(out)
+            return out
+        out = []
+        self._live(m, out)
+        return out
+
+    def connected(self) -> list[Action]:
+        """The live connection was made, or made again: something may have been missed, or restarted.
+
+        Live messages are held until the replay socket has said whether it is still the same life.
+        """
+        self._unverified = True
+        return self._ask(self._from(), "connect")
+
+    def silence(self) -> list[Action]:
+        """Nothing was heard for a while: the last message may be lost."""
+        return [] if self._repair is not None else self._ask(self._from(), "tail")
+
+    def replayed(self, m: Message) -> list[Action]:
+        """An answer to the last :class:`Ask`."""
+        rep = self._repair
+        out: list[Action] = []
+        if rep is None:
+            return out
+        first_answer, rep.first_answer = rep.first_answer, False
+        rep.newest = max(rep.newest, m.seq)
+        self._replay_known = True
+        if m.seq < self.next:
+            self._check_life(m, rep, out)
+        elif m.seq == self.next:
+            self._take_replayed(m, rep, out)
+        elif first_answer:
+            # Everything from the start on was asked for, so nothing older is left.
+            self._lose_before(m.seq, "too old", out)
+            if m.seq == self.next:
+                self._take_replayed(m, rep, out)
+        else:
+            self._hold(m, True)
+            if m.poisoned and m.seq in self._held:
+                self._condemned.add(m.seq)
+        return out
+
+    def replay_ended(self) -> list[Action]:
+        """The end marker of the last :class:`Ask`."""
+        rep, self._repair = self._repair, None
+        out: list[Action] = []
+        if rep is None:
+            return out
+        if rep.newest < 0 and not self._empty_answer(rep, out):
+            return out
+        suspect = self._suspect
+        if not rep.verified and 0 <= rep.newest < rep.next - 1 and suspect is None:
+            # The log ends before what was applied, and nothing in it is known again.
+            self._wipe("unsure", None, out)
+            out.extend(self._ask(self.first_seq, "gap"))
+            return out
+        if suspect is not None:
+            self._suspect = None
+            if rep.verified:
+                out.append(Skip(suspect, "late"))
+            elif rep.start > suspect.seq:
+                self._suspect = suspect
+                out.extend(self._ask(suspect.seq, "probe"))
+                return out
+            else:
+                self._wipe("unsure", suspect, out)
+                return out
+        self._drain(out)
+        self._after(rep, out)
+        return out
+
+    def replay_failed(self, reason: str, *, retry: bool = True) -> list[Action]:
+        """The last :class:`Ask` was not answered to its end. ``retry=False``: asking again is of no use."""
+        rep, self._repair = self._repair, None
+        out: list[Action] = []
+        if rep is None:
+            return out
+        self._drain(out)
+        waiting = bool(self._held) or self._high >= self.next or self._suspect is not None
+        if retry and waiting and rep.attempt < self.limits.attempts:
+            out.extend(self._ask(self._from(), rep.why, rep.attempt + 1))
+            return out
+        suspect, self._suspect = self._suspect, None
+        if suspect is not None:
+            self._wipe("unsure", suspect, out)
+            return out
+        self._lose_before(self._high + 1, reason, out)
+        return out
+
+    def snapshot(self, resume_seq: int) -> bool:
+        """A snapshot that holds everything below ``resume_seq`` was received.
+
+        Returns whether it is to be used: one that is older than what was applied is not, and the cursor never
+        goes back.
+        """
+        if resume_seq < self.next:
+            return False
+        for seq in [s for s in self._held if s < resume_seq]:
+            self._unhold(seq)
+        self.next = resume_seq
+        self._high = max(self._high, resume_seq - 1)
+        self.heard = True
+        return True
+
+    # ------------------------------------------------------------ live messages
+
+    def _is_stale(self, m: Message) -> bool:
+        """Whether the stamp of a message with a new number is one of an earlier life."""
+        if m.ts is None:
+            return False
+        last = self._last_ts
+        return (last is not None and m.ts < last) or (self._life_ts is not None and m.ts <= self._life_ts)
+
+    def _live(self, m: Message, out: list[Action]) -> None:
+        if self._life_ts is not None and m.ts is not None and m.ts <= self._life_ts:
+            self._late(m, out)
+        elif m.seq >= self.next:
+            self._live_new(m, out)
+        else:
+            self._live_old(m, out)
+
+    def _live_new(self, m: Message, out: list[Action]) -> None:
+        if self._is_stale(m):
+            self._late(m, out)
+            return
+        prior = self._held.get(m.seq)
+        if prior is not None and not prior[1] and self._is_stale(prior[0]):
+            self._drop_stale(out)
+            prior = None
+        if prior is not None and not prior[0].poisoned:
+            known = prior[0]
+            if known.digest == m.digest:
+                out.append(Skip(m, "duplicate"))
+            else:
+                self._judge(m, known.ts, out)
+            return
+        self._high = max(self._high, m.seq)
+        if m.seq == self.next and not m.poisoned and not self._verifying():
+            self._unhold(m.seq)
+            self._accept(m, False, out)
+            self._drain(out)
+            return
+        self._hold(m, False)
+        if self._repair is None:
+            out.extend(self._ask(self._from(), "gap"))
+
+    def _live_old(self, m: Message, out: list[Action]) -> None:
+        seen = self._seen.get(m.seq)
+        if seen is not None and seen[0] == m.digest:
+            out.append(Skip(m, "duplicate"))
+        elif m.poisoned:
+            out.append(Skip(m, "poisoned"))
+        elif seen is not None and seen[1] is not None:
+            self._judge(m, seen[1], out)
+        elif m.ts is None or self._last_ts is None:
+            self._doubt(m, out)
+        elif m.ts > self._last_ts:
+            # Stamps of one life grow with its numbers, so this one is not of the life that was applied.
+            self._wipe("restart", m, out)
+        elif seen is not None or any(first <= m.seq <= last for first, last in self._lost):
+            self._late(m, out)
+        elif m.ts < next((ts for _, ts in self._seen.values() if ts is not None), m.ts):
+            # Older than anything that is remembered, and so is its number.
+            self._late(m, out)
+        else:
+            self._doubt(m, out)
+
+    def _judge(self, m: Message, known_ts: float | None, out: list[Action]) -> None:
+        """A number that is known, with other bytes."""
+        if m.poisoned:
+            out.append(Skip(m, "poisoned"))
+        elif m.ts is None or known_ts is None or m.ts == known_ts:
+            self._doubt(m, out)
+        elif m.ts > known_ts:
+            self._wipe("restart", m, out)
+        else:
+            self._late(m, out)
+
+    def _late(self, m: Message, out: list[Action]) -> None:
+        self._late_run = self._late_run + 1 if m.seq == self._late_seq + 1 else 1
+        self._late_seq = m.seq
+        if self._late_run < self.limits.late_run:
+            out.append(Skip(m, "late"))
+        else:
+            # A stream, not stragglers: the clock of a restarted publisher may have gone back.
+            self._late_run = 0
+            self._doubt(m, out)
+
+    def _doubt(self, m: Message, out: list[Action]) -> None:
+        if self._suspect is not None:
+            out.append(Skip(self._suspect, "late"))
+        self._suspect = m
+        if self._repair is None:
+            out.extend(self._ask(self._from(), "probe"))
+
+    # ------------------------------------------------------------ answers
+
+    def _take_replayed(self, m: Message, rep: _Repair, out: list[Action]) -> None:
+        self._unhold(m.seq)
+        if m.poisoned:
+            self._condemn(m, out)
+        else:
+            self._accept(m, True, out)
+        rep.attempt = 1
+        self._drain(out)
+
+    def _check_life(self, m: Message, rep: _Repair, out: list[Action]) -> None:
+        """Whether an answer with a number that was accounted for is what was seen there."""
+        seen = self._seen.get(m.seq)
+        if seen is None:
+            newer = m.ts is not None and self._last_ts is not None and m.ts > self._last_ts
+            if not newer:
+                return
+        elif seen[0] == m.digest:
+            rep.verified = True
+            self._unverified = False
+            return
+        elif m.poisoned or seen[1] is None:
+            return
+        covers = rep.start <= self.first_seq and m.seq == self.first_seq
+        self._wipe("restart", None, out, truth=m)
+        if covers:
+            self._repair = rep
+            rep.verified = True
+            rep.attempt = 1
+            self._take_replayed(m, rep, out)
+        else:
+            out.extend(self._ask(self.first_seq, "gap"))
+
+    def _empty_answer(self, rep: _Repair, out: list[Action]) -> bool:
+        """The log has nothing from ``rep.start`` on. Returns whether the repair is to be concluded."""
+        if rep.start >= rep.next:
+            return True
+        if rep.start > self.first_seq or rep.why != "probe":
+            # It should at least have had what was applied: look at all that it has.
+            self._unverified = True
+            out.extend(self._ask(self.first_seq, "probe"))
+            return False
+        if self._replay_known and not self._held and self._suspect is None:
+            self._wipe("restart", None, out)
+        return True
+
+    def _after(self, rep: _Repair, out: list[Action]) -> None:
+        """What is left to do when an answer is complete."""
+        while self._repair is None and self._high >= self.next:
+            if self.next > rep.high:
+                # This was not known to exist when the request was made.
+                out.extend(self._ask(self._from(), "gap"))
+            elif rep.attempt < min(2, self.limits.attempts):
+                out.extend(self._ask(self._from(), "gap", rep.attempt + 1))
+            else:
+                self._lose_before(rep.high + 1, "missing", out)
+
+    # ------------------------------------------------------------ state changes
+
+    def _verifying(self) -> bool:
+        return self._repair is not None and self._unverified and self.heard
+
+    def _from(self) -> int:
+        """Where to ask from: the last number that was applied, or one that is in doubt."""
+        start = self.next - 1 if self.next - 1 in self._seen else self.next
+        return start if self._suspect is None else min(start, self._suspect.seq)
+
+    def _ask(
+        self, start: int, why: Literal["connect", "gap", "tail", "probe"], attempt: int = 1
+    ) -> list[Action]:
+        ask = Ask(start, attempt, why)
+        self._repair = _Repair(ask, self._high, self.next)
+        return [ask]
+
+    def _accept(self, m: Message, replayed: bool, out: list[Action]) -> None:
+        if self._life_ts is not None and m.ts is not None:
+            self._narrow(m.seq, m.ts)
+        out.append(Apply(m, replayed))
+        self._remember(m.seq, m.digest, m.ts)
+        self._late_run = 0
+
+    def _narrow(self, seq: int, ts: float) -> None:
+        """Learn from what is applied which time stamps are of earlier lives."""
+        assert self._life_ts is not None  # noqa: S101 - the caller's condition
+        if ts <= self._life_ts:
+            # The clock went back, so stamps tell nothing about lives.
+            self._life_ts = None
+        elif seq == self.first_seq:
+            self._life_ts = math.nextafter(ts, -math.inf)
+
+    def _drop_stale(self, out: list[Action]) -> None:
+        """Let go of held messages that turned out to be of an earlier life."""
+        stale = [m for m, replayed in self._held.values() if not replayed and self._is_stale(m)]
+        for m in stale:
+            self._unhold(m.seq)
+            out.append(Skip(m, "late"))
+        self._high = max([self.next - 1, *self._held])
+
+    def _remember(self, seq: int, digest: int, ts: float | None) -> None:
+        seen = self._seen
+        seen[seq] = (digest, ts)
+        if len(seen) > self.limits.remember:
+            del seen[next(iter(seen))]
+        if ts is not None:
+            self._last_ts = ts
+        self.next = seq + 1
+        self.heard = True
+        self._high = max(self._high, seq)
+
+    def _condemn(self, m: Message, out: list[Action]) -> None:
+        self._note_lost(m.seq, m.seq, "poisoned", out)
+        self._remember(m.seq, m.digest, None)
+
+    def _hold(self, m: Message, replayed: bool) -> None:
+        known = self._held.get(m.seq)
+        if known is not None and not known[0].poisoned and not replayed:
+            return
+        self._unhold(m.seq)
+        limits = self.limits
+        while self._held and (
+            len(self._held) >= limits.hold_batches or self.held_bytes + m.nbytes > limits.hold_bytes
+        ):
+            # The highest number goes: the log has it for longest, and it is asked for again.
+            top = max(self._held)
+            if top < m.seq:
+                return
+            self._unhold(top)
+        self._held[m.seq] = (m, replayed)
+        self.held_bytes += m.nbytes
+
+    def _unhold(self, seq: int) -> None:
+        known = self._held.pop(seq, None)
+        if known is not None:
+            self.held_bytes -= known[0].nbytes
+            self._condemned.discard(seq)
+
+    def _drain(self, out: list[Action]) -> None:
+        while (known := self._held.get(self.next)) is not None:
+            m, replayed = known
+            if m.poisoned and m.seq not in self._condemned:
+                return
+            if not replayed and self._is_stale(m):
+                self._drop_stale(out)
+                return
+            self._unhold(m.seq)
+            if m.poisoned:
+                self._condemn(m, out)
+            else:
+                self._accept(m, replayed, out)
+
+    def _note_lost(self, first: int, last: int, reason: str, out: list[Action]) -> None:
+        out.append(Lose(first, last, reason))
+        self._lost.append((first, last))
+        del self._lost[:-64]
+        self.heard = True
+
+    def _lose_before(self, seq: int, reason: str, out: list[Action]) -> None:
+        """Account for everything below ``seq``: by what is held, and else as lost."""
+        for there in sorted(s for s in self._held if s < seq):
+            if there not in self._held:
+                continue
+            if there > self.next:
+                self._note_lost(self.next, there - 1, reason, out)
+                self.next = there
+            if self._held[there][0].poisoned:
+                self._condemned.add(there)
+            self._drain(out)
+        if self.next < seq:
+            self._note_lost(self.next, seq - 1, reason, out)
+            self.next = seq
+        self._high = max(self._high, seq - 1)
+        self._drain(out)
+
+    def _wipe(
+        self,
+        reason: Literal["restart", "unsure"],
+        first: Message | None,
+        out: list[Action],
+        truth: Message | None = None,
+    ) -> None:
+        """Begin a new life, with ``first`` as its first live message if there is one."""
+        witness = first or truth
+        old = self._last_ts
+        known = old is not None and witness is not None and witness.ts is not None and witness.ts > old
+        kept = [h for h in self._held.values() if known and h[0].ts is not None and h[0].ts > (old or 0)]
+        out.append(Wipe(reason))
+        self._unverified = False
+        self.lives += 1
+        self._repair = None
+        self._begin(old if known or witness is None else None)
+        for m, replayed in kept:
+            self._hold(m, replayed)
+            self._high = max(self._high, m.seq)
+        if first is not None:
+            self._live(first, out)

@@ -1,0 +1,337 @@
+"""The subscriber over ZeroMQ: sockets, waiting, and the order in which things are looked at."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import random
+import socket
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Self
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from kvevents.errors import ConfigError, EndpointInUseError, ForkError
+from kvevents.subscribe.log import RateLimitedLog
+from kvevents.subscribe.sequence import Limits
+from kvevents.subscribe.session import Session, SourceStats, Timing
+from kvevents.subscribe.source import Source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from types import TracebackType
+
+    from kvevents.subscribe.items import Item
+
+__all__ = ["SourceStats", "Subscriber", "Timing"]
+
+_ROUND = 256
+"""Messages of one socket that are taken before the others get their turn."""
+_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+
+
+class _Wires:
+    """The sockets of one source."""
+
+    def __init__(self, session: Session, live: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
+        self.session = session
+        self.live = live
+        self.monitor = monitor
+        self.replay: zmq.Socket[bytes] | None = None
+        self.request: object = None
+
+
+class Subscriber:
+    """Reads one or several publishers and yields what happened, in order and without silent loss.
+
+    For each source every sequence number of a publisher's life comes exactly once: as a
+    :class:`~kvevents.subscribe.Batch`, or inside a :class:`~kvevents.subscribe.Gap` when nothing can bring
+    it back. A :class:`~kvevents.subscribe.Reset` comes before the first batch of a new life. Missing batches
+    are asked of the replay socket; batches that arrive meanwhile are held and follow in order. After a
+    silence, and after each new connection, the replay socket is asked too, since the loss of the last
+    message cannot be seen otherwise and since a publisher may have been restarted.
+
+    All work is done in the thread that iterates (or calls :meth:`poll`), one at a time; nothing runs in the
+    background. :meth:`close` and :meth:`stats` may be called from any thread. Iteration ends when the
+    subscriber is closed. Use it as a context manager.
+
+    Memory is bounded: ``hwm`` messages a socket inside ZeroMQ, ``limits.hold_batches`` and
+    ``limits.hold_bytes`` a source during a repair, and the items of one round.
+
+    :param sources: addresses or :class:`Source` objects; each gets a socket of its own.
+    :param decode: ``False``: batches carry their bytes (``payload``) and are not decoded.
+    :param keep_payload: batches carry their bytes too.
+    :param hwm: messages that ZeroMQ queues for a reader that is slow, on each socket; what is beyond is lost
+    and
+        then repaired.
+    :param max_replays: replays that run at the same time over all sources.
+    :param max_message_bytes: a larger message ends the connection that brings it.
+    :param timing: what is waited for, and how long.
+    :param limits: bounds of each source's memory and patience.
+    :param context: of pyzmq, for ``inproc`` endpoints; it is left open.
+    :param seed: of the jitter, for repeatable tests.
+    :raises ConfigError: no sources, two of one name, or an address that cannot be.
+    :raises EndpointInUseError: a source with ``bind`` cannot have its address.
+    """
+
+    def __init__(
+        self,
+        sources: str | Source | Iterable[str | Source],
+        *,
+        decode: bool = True,
+        keep_payload: bool = False,
+        hwm: int = 100_000,
+        max_replays: int = 4,
+        max_message_bytes: int = 256 << 20,
+        timing: Timing | None = None,
+        limits: Limits | None = None,
+        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+        seed: int | None = None,
+    ) -> None:
+        if hwm < 1 or max_replays < 1 or max_message_bytes < 1:
+            raise ConfigError(
+                f"hwm {hwm}, max_replays {max_replays} and max_message_bytes {max_message_bytes} are 1 "
+                "or more: without a bound a slow reader costs memory without end"
+            )
+        listed = [sources] if isinstance(sources, (str, Source)) else list(sources)
+        wanted = [s if isinstance(s, Source) else Source(s) for s in listed]
+        names = [s.label for s in wanted]
+        if not wanted:
+            raise ConfigError("a subscriber needs at least one source")
+        if twice := {n for n in names if names.count(n) > 1}:
+            raise ConfigError(f"two sources are named {', '.join(map(repr, sorted(twice)))}; give them names")
+        self._pid = os.getpid()
+        self._clock = time.monotonic
+        self._hwm = hwm
+        self._max_replays = max_replays
+        self._max_message = max_message_bytes
+        self._lock = threading.RLock()
+        self._closing = False
+        self._closed = False
+        self._items: deque[Item] = deque()
+        self._own_context = context is None
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context() if context is None else context
+        self._poller = zmq.Poller()
+        self._wake, self._woken = socket.socketpair()
+        self._woken.setblocking(False)
+        self._poller.register(self._woken, zmq.POLLIN)
+        self._wires: dict[zmq.Socket[bytes], _Wires] = {}
+        self._all: list[_Wires] = []
+        rng = random.Random(seed)  # noqa: S311 - jitter
+        log = RateLimitedLog("kvevents.subscribe", self._clock)
+        try:
+            for source in wanted:
+                session = Session(
+                    source,
+                    timing=timing or Timing(),
+                    limits=limits or Limits(),
+                    rng=rng,
+                    log=log,
+                    decode_batches=decode,
+                    keep_payload=keep_payload,
+                )
+                self._open(session)
+        except BaseException:
+            self.close()
+            raise
+
+    # ------------------------------------------------------------ what users call
+
+    def poll(self, timeout: float | None = None) -> Item | None:
+        """The next item; ``None`` after ``timeout`` seconds (``None``: wait for ever) or when closed."""
+        self._check_fork()
+        with self._lock:
+            end = math.inf if timeout is None else self._clock() + timeout
+            while not self._items or self._closing:
+                if self._closing:
+                    return None
+                now = self._clock()
+                self._start_replays(now)
+                self._round(min([end, *(w.session.deadline() for w in self._all)]) - now)
+                if self._clock() >= end and not self._items:
+                    return None
+            return self._items.popleft()
+
+    def run(self, callback: Callable[[Item], object]) -> None:
+        """Call ``callback`` with every item until the subscriber is closed, in the calling thread.
+
+        What the callback raises ends the loop and is raised here; the subscriber stays usable.
+        """
+        for item in self:
+            callback(item)
+
+    def __iter__(self) -> Iterator[Item]:
+        return self
+
+    def __next__(self) -> Item:
+        item = self.poll()
+        if item is None:
+            raise StopIteration
+        return item
+
+    def stats(self) -> list[SourceStats]:
+        """The state of every source, in the given order. Never waits for the iterating thread."""
+        now = self._clock()
+        return [w.session.snapshot(now) for w in self._all]
+
+    @property
+    def endpoints(self) -> list[str]:
+        """The live address of every source as it is, with the port where the system chose one."""
+        with self._lock:
+            return [w.live.getsockopt_string(zmq.LAST_ENDPOINT) for w in self._all if not self._closed]
+
+    def close(self) -> None:
+        """End: iteration stops, sockets are closed. May be called again, and from any thread."""
+        if self._pid != os.getpid():
+            # The sockets belong to the parent; closing them here would break its connections.
+            return
+        self._closing = True
+        with contextlib.suppress(OSError):
+            self._wake.send(b"x")
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            for wires in self._all:
+                self._end_replay(wires)
+                wires.live.disable_monitor()
+                wires.monitor.close(linger=0)
+                wires.live.close(linger=0)
+            self._wake.close()
+            self._woken.close()
+            if self._own_context:
+                self._context.term()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ------------------------------------------------------------ sockets
+
+    def _socket(self, kind: int) -> zmq.Socket[bytes]:
+        s = self._context.socket(kind)
+        # All of these only work before connect.
+        s.linger = 0
+        s.ipv6 = True
+        s.set_hwm(self._hwm)
+        s.maxmsgsize = self._max_message
+        s.reconnect_ivl = 50
+        s.reconnect_ivl_max = 2000
+        s.tcp_keepalive = 1
+        return s
+
+    def _open(self, session: Session) -> None:
+        source = session.source
+        live = self._socket(zmq.SUB)
+        monitor = live.get_monitor_socket(_EVENTS)
+        wires = _Wires(session, live, monitor)
+        self._all.append(wires)
+        for s in (live, monitor):
+            self._wires[s] = wires
+            self._poller.register(s, zmq.POLLIN)
+        live.subscribe(source.topic.encode())
+        try:
+            if source.bind:
+                live.bind(source.endpoint)
+            else:
+                live.connect(source.endpoint)
+        except zmq.ZMQError as e:
+            if e.errno == zmq.EADDRINUSE:
+                raise EndpointInUseError(
+                    f"{source.endpoint} is in use: does another reader listen there?"
+                ) from e
+            raise ConfigError(f"endpoint {source.endpoint!r}: {e.strerror or e}") from e
+        if source.endpoint.startswith("inproc:"):
+            # ZeroMQ tells nothing of connections inside a process.
+            self._items.extend(session.connected(self._clock()))
+
+    def _start_replays(self, now: float) -> None:
+        running = 0
+        for wires in self._all:
+            if wires.replay is not None and wires.session.request is not wires.request:
+                self._end_replay(wires)
+            running += wires.replay is not None
+        for wires in self._all:
+            if running >= self._max_replays:
+                return
+            start = wires.session.wants(now)
+            endpoint = wires.session.source.replay_endpoint
+            if start is None or endpoint is None:
+                continue
+            # A socket of its own for each request: what an old one still brings cannot be mistaken.
+            dealer = self._socket(zmq.DEALER)
+            dealer.connect(endpoint)
+            dealer.send_multipart([b"", start.to_bytes(8, "big")])
+            wires.replay, wires.request = dealer, wires.session.request
+            self._wires[dealer] = wires
+            self._poller.register(dealer, zmq.POLLIN)
+            wires.session.asked(now)
+            running += 1
+
+    def _end_replay(self, wires: _Wires) -> None:
+        dealer, wires.replay, wires.request = wires.replay, None, None
+        if dealer is not None:
+            del self._wires[dealer]
+            self._poller.unregister(dealer)
+            dealer.close(linger=0)
+
+    # ------------------------------------------------------------ one round
+
+    def _round(self, wait_s: float) -> None:
+        wait_ms = -1 if wait_s == math.inf else math.ceil(max(0.0, wait_s) * 1000)
+        ready = [s for s, _ in self._poller.poll(wait_ms)]
+        if self._closing:
+            return
+        touched = {id(w): w for s in ready if (w := self._wires.get(s)) is not None}
+        for wires in touched.values():
+            self._read(wires)
+        now = self._clock()
+        for wires in self._all:
+            if now >= wires.session.deadline():
+                self._items.extend(wires.session.tick(now))
+
+    def _read(self, wires: _Wires) -> None:
+        session, items = wires.session, self._items
+        messages = _take(wires.live)
+        # A new connection is told of before its first message is here, so it is looked at in between.
+        while True:
+            try:
+                event = parse_monitor_message(wires.monitor.recv_multipart(zmq.NOBLOCK))["event"]
+            except zmq.Again:
+                break
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                items.extend(session.connected(self._clock()))
+            elif event == zmq.EVENT_DISCONNECTED:
+                session.disconnected()
+        now = self._clock()
+        # Answers first: what they bring is older than what is live.
+        if wires.replay is not None and session.request is wires.request:
+            for frames in _take(wires.replay):
+                items.extend(session.answer(frames, now))
+                if session.request is not wires.request:
+                    break
+        for frames in messages:
+            items.extend(session.live(frames, now))
+
+    def _check_fork(self) -> None:
+        if self._pid != os.getpid():
+            raise ForkError(
+                f"this Subscriber belongs to process {self._pid}, this is its fork {os.getpid()}: "
+                "make one after the fork"
+            )
+
+
+def _take(s: zmq.Socket[bytes]) -> list[list[bytes]]:
+    taken: list[list[bytes]] = []
+    with contextlib.suppress(zmq.Again):
+        while len(taken) < _ROUND:
+            taken.append(s.recv_multipart(zmq.NOBLOCK))
+    return taken
