@@ -259,3 +259,27 @@ def test_another_thread_runs_while_a_large_payload_is_decoded() -> None:
 def test_the_build_profile_is_told() -> None:
     assert _core.BUILD_PROFILE in {"debug", "release"}
     assert kvevents.__version__ == _core.__version__
+
+
+def test_a_debug_build_says_so_on_import() -> None:
+    """It is several times slower, and a figure taken with it misleads."""
+    code = """
+import importlib.machinery, importlib.util, sys, warnings
+spec = importlib.util.spec_from_file_location("kvevents._core", sys.argv[1])
+core = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(core)
+core.BUILD_PROFILE = "debug"
+sys.modules["kvevents._core"] = core
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    import kvevents
+print(*[f"{w.category.__name__}: {w.message}" for w in caught])
+"""
+    out = subprocess.run(
+        [sys.executable, "-c", code, str(_core.__file__)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout
+    assert out.startswith("RuntimeWarning: kvevents._core is a debug build")
