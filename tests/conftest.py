@@ -74,13 +74,7 @@ def golden(shared: Path) -> Callable[[str], Path]:
     return find
 
 
-@pytest.fixture
-def free_port() -> int:
-    """A TCP port of loopback that was free a moment ago."""
-    return free_ports(1)[0]
-
-
-def free_ports(n: int) -> list[int]:
+def unused_ports(n: int) -> list[int]:
     """Different free TCP ports of loopback; prefer binding to port 0 where the code under test can."""
     held = [socket.socket() for _ in range(n)]
     try:
@@ -90,6 +84,18 @@ def free_ports(n: int) -> list[int]:
     finally:
         for s in held:
             s.close()
+
+
+@pytest.fixture
+def free_ports() -> Callable[[int], list[int]]:
+    """`free_ports(n)`: n TCP ports of loopback that were free a moment ago."""
+    return unused_ports
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A TCP port of loopback that was free a moment ago."""
+    return unused_ports(1)[0]
 
 
 class Sockets:

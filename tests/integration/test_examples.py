@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+# The README has a test of its own.
+PROGRAMS = [p for p in PAGES[1:] if "```python\n" in p.read_text()]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
@@ -35,13 +38,18 @@ def test_examples_run(example: Path, tmp_path: Path) -> None:
     assert run(str(example), cwd=tmp_path)
 
 
-@pytest.mark.parametrize(
-    "page", [p for p in PAGES if BLOCK.search(p.read_text())], ids=lambda p: str(p.relative_to(ROOT))
-)
-def test_the_python_of_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path) -> None:
-    """The blocks of a page are one program; a block that cannot run here is marked `text`."""
+@pytest.mark.parametrize("page", PROGRAMS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_the_python_of_a_page_runs_from_top_to_bottom(
+    page: Path, tmp_path: Path, free_ports: Callable[[int], list[int]]
+) -> None:
+    """The blocks of a page are one program; one that cannot run alone is marked `text`."""
     program = tmp_path / "page.py"
-    program.write_text("\n".join(BLOCK.findall(page.read_text())))
+    text = "\n".join(BLOCK.findall(page.read_text()))
+    # The usual ports may be taken on the machine that runs the tests.
+    usual = sorted(set(re.findall(r"127\.0\.0\.1:(\d+)", text)))
+    for port, other in zip(usual, free_ports(len(usual)), strict=True):
+        text = text.replace(f"127.0.0.1:{port}", f"127.0.0.1:{other}")
+    program.write_text(text)
     run(str(program), cwd=tmp_path)
 
 
