@@ -5,6 +5,7 @@ use crate::events::{EventData, EventList, Skipped};
 use crate::msgpack;
 
 use super::Timestamp;
+use super::fast::{self, Fast};
 use super::fields::{self, PushError};
 use super::reader::{self, Int};
 use super::shape::{self, Fault};
@@ -79,7 +80,13 @@ struct Batch<'a> {
 impl Batch<'_> {
     /// All events; the position after the last, or `None` where the payload ends before it.
     fn events(&mut self, claimed: usize, mut at: usize) -> Result<Option<usize>, DecodeError> {
+        let mut fast = Fast::default();
+        let small = self.buf.len() <= fast::MAX_PAYLOAD;
         for index in 0..claimed {
+            if small && let Some(end) = fast.event(self.buf, at, &mut self.out) {
+                at = end;
+                continue;
+            }
             let Some(end) = reader::skip(self.buf, at) else {
                 let what = format!("{index} of {claimed} events are whole");
                 self.skip(index, &Fault::new("truncated", "event", what, at))?;

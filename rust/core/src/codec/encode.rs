@@ -12,7 +12,7 @@ use super::shape::known_keys;
 use super::tokens;
 use super::vllm_array::VllmArray;
 use super::vllm_map::VllmMap;
-use super::writer::{SLACK, Writer};
+use super::writer::{BLOCK, SLACK, Writer};
 use super::{Dialect, Timestamp, reader};
 
 /// What may be left out, and what is added, when events are written.
@@ -56,6 +56,68 @@ pub struct Suffix {
     pub fields: usize,
     /// An attribute without a place.
     pub fault: Option<NoPlace>,
+}
+
+/// A suffix, and its bytes as a whole for the extra keys that came last.
+struct Prepared {
+    parts: Suffix,
+    /// The parts around this many nils, where they were joined last.
+    nils: Option<usize>,
+    blocks: Vec<[u8; BLOCK]>,
+    len: usize,
+}
+
+/// Extra keys of longer runs are written in place.
+const JOINED_NILS: usize = 64;
+
+impl Prepared {
+    fn new(parts: Suffix) -> Self {
+        let mut new = Self { parts, nils: None, blocks: Vec::new(), len: 0 };
+        new.join(&[]);
+        new
+    }
+
+    fn join(&mut self, between: &[u8]) {
+        let whole = [&self.parts.before, between, &self.parts.after].concat();
+        self.len = whole.len();
+        self.blocks.clear();
+        self.blocks.extend(whole.chunks(BLOCK).map(|part| {
+            let mut block = [0; BLOCK];
+            block[..part.len()].copy_from_slice(part);
+            block
+        }));
+    }
+
+    /// Without extra keys.
+    #[inline]
+    fn write_plain(&mut self, w: &mut Writer<'_>) {
+        if self.nils.take().is_some() {
+            self.join(&[]);
+        }
+        w.blocks(&self.blocks, self.len);
+    }
+
+    /// With extra keys that are all nil.
+    #[inline]
+    fn write_nils<F: Family>(&mut self, n: usize, w: &mut Writer<'_>) {
+        if n > JOINED_NILS {
+            w.bytes(&self.parts.before);
+            w.bytes(F::EXTRA_KEYS);
+            w.array(n);
+            w.buf[w.at..w.at + n].fill(0xc0);
+            w.at += n;
+            w.bytes(&self.parts.after);
+            return;
+        }
+        if self.nils != Some(n) {
+            let mut keys = F::EXTRA_KEYS.to_vec();
+            msgpack::write_array_header(&mut keys, n);
+            keys.resize(keys.len() + n, 0xc0);
+            self.join(&keys);
+            self.nils = Some(n);
+        }
+        w.blocks(&self.blocks, self.len);
+    }
 }
 
 /// How one family of dialects writes an event. The constants are whole pieces of the wire, so that they
@@ -196,25 +258,27 @@ impl Encoder {
         options: EncodeOptions,
         on_loss: &mut impl FnMut(Loss) -> Result<(), E>,
     ) -> Result<(usize, usize), E> {
-        let mut suffixes: Vec<Option<Suffix>> = Vec::new();
+        let mut suffixes: Vec<Option<Prepared>> = Vec::new();
         // A removal and a store may have equal attributes, and say different things by them.
         suffixes.resize_with(events.attrs_table().len() * 3, || None);
         self.room(HEAD_ROOM, 0);
         let (mut at, mut written) = (HEAD_ROOM, 0);
         for (index, v) in events.iter().enumerate() {
             let slot = &mut suffixes[v.attrs_index() * 3 + v.kind() as usize];
-            let suffix = slot.get_or_insert_with(|| match v.kind() {
-                EventKind::Stored => family.stored(v.attrs()),
-                EventKind::Removed => family.removed(v.attrs()),
-                EventKind::Cleared => Suffix::default(),
+            let suffix = slot.get_or_insert_with(|| {
+                Prepared::new(match v.kind() {
+                    EventKind::Stored => family.stored(v.attrs()),
+                    EventKind::Removed => family.removed(v.attrs()),
+                    EventKind::Cleared => Suffix::default(),
+                })
             });
             if !options.lossy
-                && let Some(NoPlace { field, reason }) = fault(family, &v, suffix, options)
+                && let Some(NoPlace { field, reason }) = fault(family, &v, &suffix.parts, options)
             {
                 on_loss(Loss { index, field, reason })?;
                 continue;
             }
-            self.room(at, size(&v, suffix, options));
+            self.room(at, size(&v, &suffix.parts, options));
             let mut w = Writer { buf: &mut self.buf, at };
             event(family, &v, suffix, options, &mut w);
             at = w.at;
@@ -337,7 +401,7 @@ fn size(v: &EventView<'_>, suffix: &Suffix, options: EncodeOptions) -> usize {
 fn event<F: Family>(
     family: &F,
     v: &EventView<'_>,
-    suffix: &Suffix,
+    suffix: &mut Prepared,
     options: EncodeOptions,
     w: &mut Writer<'_>,
 ) {
@@ -349,16 +413,16 @@ fn event<F: Family>(
             w.bytes(F::CLEARED);
         }
         EventKind::Removed => {
-            family.header(w, kind, 2 + suffix.fields + named.fields());
+            family.header(w, kind, 2 + suffix.parts.fields + named.fields());
             w.bytes(F::REMOVED);
             write_hashes(v, w);
-            w.bytes(&suffix.before);
+            suffix.write_plain(w);
         }
         EventKind::Stored => {
             let extra = if family.has_extra_keys() { v.extra_keys() } else { ExtraKeys::Absent };
             let lookahead = family.lookahead().and_then(|name| Some((name, v.rare(Rare::Lookahead)?)));
             let fields = F::STORED_FIELDS
-                + suffix.fields
+                + suffix.parts.fields
                 + usize::from(extra != ExtraKeys::Absent)
                 + usize::from(lookahead.is_some())
                 + named.fields();
@@ -378,23 +442,21 @@ fn event<F: Family>(
                 }
                 Tokens::Wide(raw) => w.bytes(raw),
             }
-            w.bytes(&suffix.before);
             match extra {
-                ExtraKeys::Absent if F::NAMED || !family.has_extra_keys() => {}
-                ExtraKeys::Absent => w.byte(0xc0),
-                ExtraKeys::AllNil => {
-                    w.bytes(F::EXTRA_KEYS);
-                    let n = v.num_hashes();
-                    w.array(n);
-                    w.buf[w.at..w.at + n].fill(0xc0);
-                    w.at += n;
+                ExtraKeys::Absent if F::NAMED || !family.has_extra_keys() => suffix.write_plain(w),
+                ExtraKeys::AllNil => suffix.write_nils::<F>(v.num_hashes(), w),
+                ExtraKeys::Absent => {
+                    w.bytes(&suffix.parts.before);
+                    w.byte(0xc0);
+                    w.bytes(&suffix.parts.after);
                 }
                 ExtraKeys::Raw(raw) => {
+                    w.bytes(&suffix.parts.before);
                     w.bytes(F::EXTRA_KEYS);
                     w.bytes(raw);
+                    w.bytes(&suffix.parts.after);
                 }
             }
-            w.bytes(&suffix.after);
             if let Some((name, raw)) = lookahead {
                 w.bytes(name);
                 w.bytes(raw);
@@ -437,6 +499,13 @@ impl<'a> Named<'a> {
 
 #[inline]
 fn write_hashes(v: &EventView<'_>, w: &mut Writer<'_>) {
+    let (form, _, bytes) = v.raw_hashes();
+    if form == HashForm::Uint {
+        w.array(bytes.len() / 8);
+        let (words, _) = bytes.as_chunks();
+        words.iter().for_each(|word| w.uint(u64::from_le_bytes(*word)));
+        return;
+    }
     let hashes = v.hashes();
     w.array(hashes.len());
     hashes.for_each(|h| w.hash(h));

@@ -39,18 +39,22 @@ pub fn push(buf: &[u8], f: &Fields, out: &mut EventData) -> Result<(), PushError
         None | Some(EventKind::Cleared) => Ok(out.push_cleared(&common)?),
         Some(EventKind::Removed) => {
             let hashes = hashes(buf, f)?;
-            let attrs = Attrs { ..scope(buf, f)? };
-            let id = out.intern(&attrs);
+            let id = out.intern(&attrs(buf, f)?);
             Ok(out.push_removed(id, Hashes::Mixed(&hashes), &common)?)
         }
         Some(EventKind::Stored) => stored(buf, f, common, out),
     }
 }
 
+/// The attributes of a store or a removal.
+pub fn attrs(buf: &[u8], f: &Fields) -> Result<Attrs, Fault> {
+    if f.kind == Some(EventKind::Stored) { stored_attrs(buf, f) } else { scope(buf, f) }
+}
+
 fn stored(buf: &[u8], f: &Fields, common: CommonParts<'_>, out: &mut EventData) -> Result<(), PushError> {
     let hashes = hashes(buf, f)?;
     let parent = f.parent.map(|at| hash(buf, at, "parent_block_hash")).transpose()?.map(|(h, _)| h);
-    let attrs = stored_attrs(buf, f)?;
+    let attrs = attrs(buf, f)?;
     let is_array = |at| msgpack::array_header(buf, at).is_some();
     let extra = raw(buf, f.extra_keys, "extra_keys", &is_array, "an array")?;
     let extra_keys = extra.map_or(ExtraKeys::Absent, |raw| match msgpack::array_header(raw, 0) {

@@ -17,6 +17,7 @@
 
 mod decode;
 mod encode;
+mod fast;
 mod fields;
 mod reader;
 mod sglang;

@@ -63,6 +63,27 @@ pub struct Fields {
     pub start: usize,
 }
 
+impl Fields {
+    /// Takes what is nil as absent.
+    pub fn drop_nils(&mut self, buf: &[u8]) {
+        for slot in [
+            &mut self.block_size,
+            &mut self.lora_id,
+            &mut self.medium,
+            &mut self.lora_name,
+            &mut self.group_idx,
+            &mut self.spec_kind,
+            &mut self.window,
+            &mut self.locality,
+            &mut self.ownership,
+            &mut self.session_id,
+            &mut self.cache_salt,
+        ] {
+            *slot = slot.filter(|&at| !is_nil(buf, at));
+        }
+    }
+}
+
 /// The keys of a map event; also the names that `other_fields` cannot have.
 pub const STORED_KEYS: [&str; 18] = [
     "type",

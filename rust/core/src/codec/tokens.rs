@@ -4,20 +4,55 @@ use super::reader;
 
 /// Reads `out.len()` unsigned 32-bit integers from `at` on and returns the position after the last;
 /// `Err` has the index of the first that is none.
+#[inline]
 pub fn read(buf: &[u8], mut at: usize, out: &mut [u32]) -> Result<usize, usize> {
+    let mut done = 0;
+    // Ids of a large vocabulary take 16 or 32 bits, without a pattern that a processor could learn. So
+    // four at a time are told apart by arithmetic: bit 1 of the tag is the difference in length, 0 or 2.
+    for four in out.chunks_exact_mut(4) {
+        let Some(w) = buf.get(at..).and_then(|b| b.first_chunk::<24>()) else { break };
+        let a = usize::from(w[0] & 2);
+        let second = 3 + a;
+        let b = usize::from(w[second] & 2);
+        let third = second + 3 + b;
+        let c = usize::from(w[third] & 2);
+        let fourth = third + 3 + c;
+        let d = usize::from(w[fourth] & 2);
+        let known = |at: usize| w[at].wrapping_sub(0xcd) < 2;
+        if known(0) & known(second) & known(third) & known(fourth) {
+            let value = |at: usize, wide: usize| {
+                let mut word = [0; 8];
+                word.copy_from_slice(&w[at..at + 8]);
+                ((u64::from_be_bytes(word) << 8) >> (48 - 8 * wide)) as u32
+            };
+            four[0] = value(0, a);
+            four[1] = value(second, b);
+            four[2] = value(third, c);
+            four[3] = value(fourth, d);
+            at = at.wrapping_add(fourth + 3 + d);
+        } else {
+            at = singly(buf, at, four).map_err(|i| done + i)?;
+        }
+        done += 4;
+    }
+    singly(buf, at, &mut out[done..]).map_err(|i| done + i)
+}
+
+/// The same, one by one.
+fn singly(buf: &[u8], mut at: usize, out: &mut [u32]) -> Result<usize, usize> {
     for (i, slot) in out.iter_mut().enumerate() {
         // Eight bytes hold every coding of 32 bits; near the end of the payload they may not be there.
-        if let Some(word) = buf.get(at..at + 8).and_then(|b| b.try_into().ok()).map(u64::from_be_bytes) {
-            let tag = (word >> 56) as u8;
-            let (value, size) = match tag {
-                0xcd => ((word >> 40) as u32 & 0xffff, 3),
-                0xce => ((word >> 24) as u32, 5),
-                0x00..=0x7f => (u32::from(tag), 1),
-                0xcc => ((word >> 48) as u32 & 0xff, 2),
+        if let Some(bytes) = buf.get(at..).and_then(|b| b.first_chunk()) {
+            let word = u64::from_be_bytes(*bytes);
+            let (value, size) = match bytes[0] {
+                0x00..=0x7f => (u64::from(bytes[0]), 1),
+                0xcc => (word >> 48 & 0xff, 2),
+                0xcd => (word >> 40 & 0xffff, 3),
+                0xce => (word >> 24 & 0xffff_ffff, 5),
                 _ => (0, 0),
             };
             if size != 0 {
-                *slot = value;
+                *slot = value as u32;
                 at += size;
                 continue;
             }
@@ -57,8 +92,11 @@ pub fn coding(v: u32) -> (u64, usize) {
 pub fn write(buf: &mut [u8], mut at: usize, tokens: &[u32]) -> usize {
     for &v in tokens {
         let (word, size) = coding(v);
-        buf[at..at + 8].copy_from_slice(&word.to_be_bytes());
-        at += size;
+        let Some(slot) = buf.get_mut(at..).and_then(|b| b.first_chunk_mut()) else {
+            unreachable!("room was made for five bytes each");
+        };
+        *slot = word.to_be_bytes();
+        at = at.wrapping_add(size);
     }
     at
 }

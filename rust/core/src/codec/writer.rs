@@ -6,7 +6,10 @@
 use crate::hash::HashRef;
 
 /// Every write may touch this many bytes behind what it leaves.
-pub const SLACK: usize = 16;
+pub const SLACK: usize = 64;
+
+/// Bytes that are copied at once by [`Writer::blocks`]: a copy of a length that the compiler knows.
+pub const BLOCK: usize = 32;
 
 /// A position in a buffer.
 pub struct Writer<'a> {
@@ -26,6 +29,17 @@ impl Writer<'_> {
     pub fn byte(&mut self, b: u8) {
         self.buf[self.at] = b;
         self.at += 1;
+    }
+
+    /// Bytes that stand at the start of blocks of [`BLOCK`], of which only `len` count.
+    #[inline]
+    pub fn blocks(&mut self, blocks: &[[u8; BLOCK]], len: usize) {
+        let mut at = self.at;
+        for block in blocks {
+            self.buf[at..at + BLOCK].copy_from_slice(block);
+            at += BLOCK;
+        }
+        self.at += len;
     }
 
     #[inline]

@@ -10,7 +10,7 @@ use crate::error::EventsError;
 use crate::hash::{HashRef, MAX_HASH_BYTES};
 
 /// Index into the table of attributes of one [`EventData`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AttrId(pub(super) u32);
 
 /// Where an event came from: the connector, by its name or position, and the worker.
@@ -308,7 +308,7 @@ impl EventData {
         (HashForm::Mixed, 0, v.len())
     }
 
-    fn push_rare(&mut self, field: Rare, bytes: Option<&[u8]>) -> u16 {
+    pub(super) fn push_rare(&mut self, field: Rare, bytes: Option<&[u8]>) -> u16 {
         let Some(bytes) = bytes else { return 0 };
         let start = self.rare_bytes.len() as u32;
         self.rare_bytes.extend_from_slice(bytes);
@@ -333,7 +333,8 @@ impl EventData {
         Ok(())
     }
 
-    fn push_row(&mut self, attrs: AttrId, flags: u16, width: u8, parent_width: u8) {
+    #[inline]
+    pub(super) fn push_row(&mut self, attrs: AttrId, flags: u16, width: u8, parent_width: u8) {
         if flags & flag::IRREGULAR != 0 {
             self.irregular += 1;
         }

@@ -9,6 +9,7 @@
 mod attrs;
 mod bytes;
 mod data;
+mod direct;
 mod list;
 mod part;
 mod same;
@@ -17,5 +18,6 @@ mod view;
 pub use attrs::{Attrs, Scope};
 pub use bytes::{FORMAT_VERSION, REASONS};
 pub use data::{AttrId, CommonParts, EventData, Hashes, Origin, Skipped, StoredParts};
+pub(crate) use direct::{Parent, Written};
 pub use list::EventList;
 pub use view::{EventKind, EventView, ExtraKeys, HashForm, HashIter, Rare, Tokens};
