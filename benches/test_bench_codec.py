@@ -106,9 +106,7 @@ def encode_build() -> Work:
     values = [tuple(getattr(e, f) for f in FIELDS) for e in made]
     pushes = [(e.block_hashes, None, e.token_ids, e.block_size) for e in made]
     queue = EventQueue()
-    push = partial(
-        queue.push_stored, extra_keys=[None], group_idx=0, kv_cache_spec_kind="full_attention"
-    )
+    push = partial(queue.push_stored, extra_keys=[None], group_idx=0, kv_cache_spec_kind="full_attention")
 
     def columns() -> bytes:
         for one in pushes:

@@ -13,6 +13,9 @@ use super::shape::{self, Fault};
 /// A batch that claims this many events and has fewer bytes is no batch that was cut, it is nonsense.
 const ABSURD: usize = 1 << 20;
 
+/// So many events that were left out are told one by one; the rest is one entry per reason.
+const TOLD: usize = 1024;
+
 /// What a payload held.
 #[derive(Clone, Debug)]
 pub struct Decoded {
@@ -61,11 +64,15 @@ pub fn decode(buf: &[u8], strict: bool) -> Result<Decoded, DecodeError> {
     if claimed > room && claimed >= ABSURD {
         return Err(not_a_batch(buf, "an array with fewer events than bytes was expected", at));
     }
-    let mut batch = Batch { buf, strict, out: EventData::new() };
+    let mut batch = Batch { buf, strict, out: EventData::new(), told: 0, more: Vec::new() };
     batch.out.reserve(claimed.min(room / 16 + 1), room / 8, room / 4);
     let mut rank = None;
     if let Some(at) = batch.events(claimed, first)? {
         rank = batch.tail(claimed, items - 2, at)?;
+    }
+    for (reason, index, count) in std::mem::take(&mut batch.more) {
+        let detail = format!("{count} events from this one on, which are not told one by one");
+        batch.out.push_skipped(Skipped { index, reason, detail });
     }
     batch.out.shrink();
     Ok(Decoded { ts, rank, events: batch.out.into() })
@@ -75,6 +82,10 @@ struct Batch<'a> {
     buf: &'a [u8],
     strict: bool,
     out: EventData,
+    /// Events left out that are told one by one.
+    told: usize,
+    /// The others: reason, position of the first, how many.
+    more: Vec<(&'static str, usize, usize)>,
 }
 
 impl Batch<'_> {
@@ -131,6 +142,14 @@ impl Batch<'_> {
     }
 
     fn skip(&mut self, index: usize, fault: &Fault) -> Result<(), DecodeError> {
+        if !self.strict && self.told >= TOLD {
+            match self.more.iter_mut().find(|(reason, _, _)| *reason == fault.reason) {
+                Some((_, _, count)) => *count += 1,
+                None => self.more.push((fault.reason, index, 1)),
+            }
+            return Ok(());
+        }
+        self.told += 1;
         let seen = reader::preview(self.buf, fault.at);
         if self.strict {
             return Err(DecodeError::Event {

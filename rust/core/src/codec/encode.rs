@@ -503,7 +503,9 @@ fn write_hashes(v: &EventView<'_>, w: &mut Writer<'_>) {
     if form == HashForm::Uint {
         w.array(bytes.len() / 8);
         let (words, _) = bytes.as_chunks();
-        words.iter().for_each(|word| w.uint(u64::from_le_bytes(*word)));
+        for word in words {
+            w.uint(u64::from_le_bytes(*word));
+        }
         return;
     }
     let hashes = v.hashes();

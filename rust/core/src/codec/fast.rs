@@ -113,9 +113,10 @@ fn hashes(wire: &[u8], written: &mut Written, stride: usize, column: &mut Vec<u8
     for (one, slot) in wire.chunks_exact(9).zip(column[start..].chunks_exact_mut(8)) {
         let bits = be_u64(&one[1..])?;
         let (unsigned, signed, top) = (one[0] == 0xcf, one[0] == 0xd3, bits >> 63 == 1);
-        odd |= !(unsigned | signed & top);
+        let known = unsigned || signed && top;
+        odd |= !known;
         negative |= signed;
-        above |= unsigned & top;
+        above |= unsigned && top;
         slot.copy_from_slice(&bits.to_le_bytes());
     }
     if odd || negative && above {

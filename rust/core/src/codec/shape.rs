@@ -196,7 +196,13 @@ pub fn value_fault(bad: reader::Bad, at: usize, field: &str) -> Fault {
     }
 }
 
+/// More fields than any event has; a bound on what is kept while one is read.
+const MAX_FIELDS: usize = 256;
+
 fn map(buf: &[u8], start: usize, n: usize, mut at: usize) -> Result<Fields, Fault> {
+    if n > MAX_FIELDS {
+        return Err(Fault::bad("event", format!("at most {MAX_FIELDS} fields were expected"), start));
+    }
     // Keys and values first: the tag may stand anywhere.
     let mut entries: Vec<(&[u8], usize, usize, usize)> = Vec::with_capacity(n.min(24));
     let (mut tag, mut event_type) = (None, None);

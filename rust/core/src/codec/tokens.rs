@@ -11,25 +11,19 @@ pub fn read(buf: &[u8], mut at: usize, out: &mut [u32]) -> Result<usize, usize> 
     // four at a time are told apart by arithmetic: bit 1 of the tag is the difference in length, 0 or 2.
     for four in out.chunks_exact_mut(4) {
         let Some(w) = buf.get(at..).and_then(|b| b.first_chunk::<24>()) else { break };
-        let a = usize::from(w[0] & 2);
-        let second = 3 + a;
-        let b = usize::from(w[second] & 2);
-        let third = second + 3 + b;
-        let c = usize::from(w[third] & 2);
-        let fourth = third + 3 + c;
-        let d = usize::from(w[fourth] & 2);
+        let size = |at: usize| 3 + usize::from(w[at] & 2);
+        let second = size(0);
+        let third = second + size(second);
+        let fourth = third + size(third);
         let known = |at: usize| w[at].wrapping_sub(0xcd) < 2;
-        if known(0) & known(second) & known(third) & known(fourth) {
-            let value = |at: usize, wide: usize| {
+        if [second, third, fourth].iter().fold(known(0), |all, &at| all & known(at)) {
+            let value = |at: usize| {
                 let mut word = [0; 8];
                 word.copy_from_slice(&w[at..at + 8]);
-                ((u64::from_be_bytes(word) << 8) >> (48 - 8 * wide)) as u32
+                ((u64::from_be_bytes(word) << 8) >> (72 - 8 * size(at))) as u32
             };
-            four[0] = value(0, a);
-            four[1] = value(second, b);
-            four[2] = value(third, c);
-            four[3] = value(fourth, d);
-            at = at.wrapping_add(fourth + 3 + d);
+            four.copy_from_slice(&[value(0), value(second), value(third), value(fourth)]);
+            at = at.wrapping_add(fourth + size(fourth));
         } else {
             at = singly(buf, at, four).map_err(|i| done + i)?;
         }
