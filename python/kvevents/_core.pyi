@@ -8,7 +8,7 @@ package stands under its own header, in the order in which the crates depend on 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Self, SupportsIndex, final, overload
 
-from typing_extensions import Buffer
+from typing_extensions import Buffer, disjoint_base
 
 from kvevents.events import KVCacheEvent, Skipped
 from kvevents.pool import KVCacheGroup
@@ -410,6 +410,7 @@ class BlockIds(_Buffer, Sequence[int]):
     def __contains__(self, value: object, /) -> bool: ...
     def __eq__(self, other: object, /) -> bool: ...
     def __add__(self, other: Sequence[int] | Buffer, /) -> BlockIds: ...
+    def __radd__(self, other: Sequence[int] | Buffer, /) -> BlockIds: ...
     def index(self, value: int, start: int = 0, stop: int | None = None, /) -> int:
         """Position of the first block with this id; `ValueError` where there is none."""
 
@@ -473,6 +474,7 @@ class PoolStats:
 
     def __eq__(self, other: object, /) -> bool: ...
 
+@disjoint_base
 class BlockPool:
     """Blocks of a KV cache, their hashes, and the events that say what is resident. Behaves as vLLM's block pool.
 
@@ -507,7 +509,7 @@ class BlockPool:
         report_hits: bool = False,
         hash_form: str = "bytes",
         groups: Sequence[KVCacheGroup] | None = None,
-        max_queued_events: int = 100_000,
+        max_queued_events: int = ...,  # 100_000
     ) -> Self:
         """A pool of `num_blocks` blocks, the null block included; a hash stands for `block_size` tokens.
 
@@ -535,7 +537,7 @@ class BlockPool:
         self,
         request: TokenBlocks | BlockHashes | Sequence[bytes | int] | Buffer,
         max_blocks: int | None = None,
-        group: int = 0,
+        group: int = ...,  # 0
     ) -> BlockIds:
         """Blocks of the longest prefix that is cached, at most `max_blocks`. A read.
 
@@ -550,7 +552,7 @@ class BlockPool:
         num_cached_blocks: int,
         num_full_blocks: int,
         *,
-        group: int = 0,
+        group: int = ...,  # 0
         block_hashes: BlockHashes | Sequence[bytes | int] | Buffer | None = None,
         token_ids: Sequence[int] | Buffer | None = None,
         lora_name: str | None = None,
@@ -570,7 +572,7 @@ class BlockPool:
         block: int,
         num_tokens: int,
         *,
-        group: int = 0,
+        group: int = ...,  # 0
         replace_existing_hashes: bool = False,
         block_hashes: BlockHashes | Sequence[bytes | int] | Buffer | None = None,
         token_ids: Sequence[int] | Buffer | None = None,
@@ -612,7 +614,7 @@ class BlockPool:
         request: TokenBlocks | None,
         num_cached_blocks: int,
         *,
-        group: int = 0,
+        group: int = ...,  # 0
         block_hashes: BlockHashes | Sequence[bytes | int] | Buffer | None = None,
         token_ids: Sequence[int] | Buffer | None = None,
         lora_name: str | None = None,
@@ -685,6 +687,7 @@ class BlockPool:
     def enable_kv_cache_events(self) -> bool:
         """As given."""
 
+@disjoint_base
 class EventQueue:
     """A bounded queue of events, for engines that have their own block pool. Safe from several threads.
 
@@ -704,7 +707,7 @@ class EventQueue:
         block_size: int,
         *,
         lora_id: int | None = None,
-        medium: str | None = "GPU",
+        medium: str | None = ...,  # GPU
         lora_name: str | None = None,
         extra_keys: Sequence[tuple[object, ...] | None] | None = None,
         group_idx: int | None = None,
@@ -722,7 +725,7 @@ class EventQueue:
         self,
         block_hashes: BlockHashes | Sequence[bytes | int] | Buffer,
         *,
-        medium: str | None = "GPU",
+        medium: str | None = ...,  # GPU
         group_idx: int | None = None,
         locality: str | None = None,
         ownership: str | None = None,

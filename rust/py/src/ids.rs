@@ -96,6 +96,13 @@ impl PyBlockIds {
         Self::make(slf.py(), &ids)
     }
 
+    fn __radd__<'py>(slf: &Bound<'py, Self>, other: &Bound<'py, PyAny>) -> PyResult<Bound<'py, Self>> {
+        let mut ids = Vec::new();
+        read_blocks(other, None, &mut ids)?;
+        ids.extend(unsigned(slf));
+        Self::make(slf.py(), &ids)
+    }
+
     fn to_list<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyList>> {
         PyList::new(slf.py(), ints(slf))
     }
