@@ -256,6 +256,22 @@ def test_another_thread_runs_while_a_large_payload_is_decoded() -> None:
     assert not other.is_alive()
 
 
+def test_the_stub_agrees_with_the_extension() -> None:
+    """Exceptions stand in the allow list, each with its reason."""
+    pytest.importorskip("mypy")
+    allowed = ROOT / "tests" / "stubtest-allowlist.txt"
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy.stubtest", "kvevents._core", "--concise", "--allowlist", str(allowed)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    reasons = [line for line in allowed.read_text().splitlines() if line and not line.startswith("#")]
+    assert all("#" in line for line in reasons)
+
+
 def test_the_build_profile_is_told() -> None:
     assert _core.BUILD_PROFILE in {"debug", "release"}
     assert kvevents.__version__ == _core.__version__
