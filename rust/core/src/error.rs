@@ -303,3 +303,11 @@ pub enum AggregateError {
         workers: u32,
     },
 }
+
+/// What can be wrong with the index.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum IndexError {
+    /// Bytes that are not a dump of an index, or are damaged.
+    #[error("not a valid dump of an index: {0}")]
+    Corrupt(String),
+}

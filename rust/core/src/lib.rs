@@ -10,6 +10,7 @@ pub mod codec;
 pub mod error;
 pub mod events;
 pub mod hash;
+pub mod index;
 pub mod msgpack;
 pub mod pool;
 pub mod publish;

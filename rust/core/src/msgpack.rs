@@ -214,6 +214,19 @@ pub fn array_header(buf: &[u8], at: usize) -> Option<(usize, usize)> {
     }
 }
 
+/// The string, where the bytes are exactly one msgpack string.
+pub fn read_str(value: &[u8]) -> Option<&str> {
+    let (n, at) = match *value.first()? {
+        t @ 0xa0..=0xbf => (usize::from(t & 0x1f), 1),
+        0xd9 => (be(value, 1, 1).ok()?, 2),
+        0xda => (be(value, 1, 2).ok()?, 3),
+        0xdb => (be(value, 1, 4).ok()?, 5),
+        _ => return None,
+    };
+    let text = value.get(at..)?;
+    if text.len() == n { std::str::from_utf8(text).ok() } else { None }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

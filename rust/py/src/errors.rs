@@ -3,7 +3,9 @@
 //! The exceptions are Python classes in `kvevents.errors`, so that each is both ours and a builtin.
 //! They are looked up once.
 
-use kvevents_core::error::{DecodeError, EncodeError, EventsError, PoolError, ReplayLogError, TokensError};
+use kvevents_core::error::{
+    DecodeError, EncodeError, EventsError, IndexError, PoolError, ReplayLogError, TokensError,
+};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
@@ -60,6 +62,13 @@ pub fn events_error(e: &EventsError) -> PyErr {
 pub fn replay_log_error(e: &ReplayLogError) -> PyErr {
     match e {
         ReplayLogError::NotNewer { .. } | ReplayLogError::Reserved => Exc::SequenceError.err(e.to_string()),
+    }
+}
+
+/// The Python exception for an error of the index.
+pub fn index_error(e: &IndexError) -> PyErr {
+    match e {
+        IndexError::Corrupt(_) => Exc::PickleError.err(e.to_string()),
     }
 }
 

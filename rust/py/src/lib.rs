@@ -9,6 +9,7 @@ mod codec;
 mod errors;
 mod events;
 mod ids;
+mod index;
 mod pool;
 mod pool_args;
 mod publish;
@@ -31,6 +32,8 @@ mod core_module {
     use crate::events::PyEventList;
     #[pymodule_export]
     use crate::ids::PyBlockIds;
+    #[pymodule_export]
+    use crate::index::{PyMatches, PyPrefixIndex};
     #[pymodule_export]
     use crate::pool::{PyBlockPool, PyPoolStats};
     #[pymodule_export]

@@ -31,7 +31,7 @@ impl PyTokenBlocks {
 }
 
 /// `(identifier, offset, length)`.
-fn feature(item: &Bound<'_, PyAny>, index: usize) -> PyResult<MmFeature> {
+pub fn feature(item: &Bound<'_, PyAny>, index: usize) -> PyResult<MmFeature> {
     let bad = || {
         Exc::ConfigError.err(format!(
             "mm[{index}]: (identifier, offset, length) was expected, a str and two integers of 32 bits, saw {}",

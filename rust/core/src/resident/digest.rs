@@ -58,6 +58,12 @@ impl KeyWriter {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Digest(u128);
 
+impl From<u128> for Digest {
+    fn from(sum: u128) -> Self {
+        Self(sum)
+    }
+}
+
 impl Digest {
     /// A key became resident.
     pub fn add(&mut self, key: u128) {

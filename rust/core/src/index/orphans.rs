@@ -1,0 +1,82 @@
+//! Stores that wait for their parent, within a bound.
+
+use std::collections::VecDeque;
+
+use hashbrown::HashMap;
+
+use crate::events::EventList;
+use crate::hash::{BlockHash, HashRef};
+
+/// One waiting store: a list of one event, sharing its batch's columns.
+#[derive(Clone, Debug)]
+pub struct Orphan {
+    /// The event.
+    pub event: EventList,
+    parent: BlockHash,
+}
+
+/// See the module.
+#[derive(Clone, Debug, Default)]
+pub struct Orphans {
+    waiting: HashMap<u64, Orphan>,
+    by_parent: HashMap<BlockHash, Vec<u64>>,
+    /// Oldest first; numbers that no longer wait are passed over.
+    order: VecDeque<u64>,
+    next: u64,
+    blocks: usize,
+}
+
+impl Orphans {
+    /// Blocks that wait.
+    pub fn blocks(&self) -> usize {
+        self.blocks
+    }
+
+    /// Whether a store waits for this block.
+    #[inline]
+    pub fn want(&self, parent: HashRef<'_>) -> bool {
+        !self.waiting.is_empty() && self.by_parent.contains_key(&parent.to_owned())
+    }
+
+    /// Adds a store; gives up the oldest ones beyond `bound` blocks and returns how many blocks those had.
+    pub fn push(&mut self, event: EventList, parent: BlockHash, bound: usize) -> usize {
+        self.blocks += event.view(0).num_hashes();
+        self.by_parent.entry(parent.clone()).or_default().push(self.next);
+        self.waiting.insert(self.next, Orphan { event, parent });
+        self.order.push_back(self.next);
+        self.next += 1;
+        let mut dropped = 0;
+        while self.blocks > bound
+            && let Some(oldest) = self.order.pop_front()
+        {
+            if let Some(orphan) = self.remove(oldest) {
+                dropped += orphan.event.view(0).num_hashes();
+            }
+        }
+        dropped
+    }
+
+    /// Takes the stores that wait for this block.
+    pub fn take(&mut self, parent: &BlockHash) -> Vec<Orphan> {
+        let ids = self.by_parent.remove(parent).unwrap_or_default();
+        let found: Vec<Orphan> = ids.iter().filter_map(|id| self.waiting.remove(id)).collect();
+        self.blocks -= found.iter().map(|o| o.event.view(0).num_hashes()).sum::<usize>();
+        // The order keeps numbers that are gone; it is rebuilt when those are the most.
+        if self.order.len() > 64 + 2 * self.waiting.len() {
+            self.order.retain(|id| self.waiting.contains_key(id));
+        }
+        found
+    }
+
+    fn remove(&mut self, id: u64) -> Option<Orphan> {
+        let orphan = self.waiting.remove(&id)?;
+        self.blocks -= orphan.event.view(0).num_hashes();
+        if let Some(ids) = self.by_parent.get_mut(&orphan.parent) {
+            ids.retain(|&i| i != id);
+            if ids.is_empty() {
+                self.by_parent.remove(&orphan.parent);
+            }
+        }
+        Some(orphan)
+    }
+}
