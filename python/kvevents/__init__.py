@@ -29,6 +29,7 @@ from kvevents.resident import ResidentKey, ResidentSet
 from kvevents.tokens import BlockHashes, TokenBlocks, hash_blocks, narrow_hash
 
 if TYPE_CHECKING:
+    from kvevents.index import Match, Matches, PrefixIndex
     from kvevents.publish import (
         EventPublisher,
         EventPublisherFactory,
@@ -60,8 +61,11 @@ __all__ = [
     "KVCacheGroup",
     "KVEventBatch",
     "KVEventsConfig",
+    "Match",
+    "Matches",
     "NullEventPublisher",
     "PoolStats",
+    "PrefixIndex",
     "PublisherStats",
     "ReplayStats",
     "ResidentKey",
@@ -89,11 +93,14 @@ if BUILD_PROFILE != "release":
         stacklevel=2,
     )
 
-# Names whose modules import pyzmq: imported when they are first asked for.
+# Names whose modules import pyzmq, or that few programs use: imported when they are first asked for.
 _LAZY = {
     "EventPublisher": "kvevents.publish",
     "EventPublisherFactory": "kvevents.publish",
+    "Match": "kvevents.index",
+    "Matches": "kvevents.index",
     "NullEventPublisher": "kvevents.publish",
+    "PrefixIndex": "kvevents.index",
     "PublisherStats": "kvevents.publish",
     "ReplayStats": "kvevents.publish",
     "ZmqEventPublisher": "kvevents.publish",

@@ -11,6 +11,7 @@ from typing import Any, Final, Self, SupportsIndex, final, overload
 from typing_extensions import Buffer, disjoint_base
 
 from kvevents.events import KVCacheEvent, Skipped
+from kvevents.index import Match
 from kvevents.pool import KVCacheGroup
 
 # ---------------------------------------------------------------- build
@@ -759,3 +760,91 @@ class EventQueue:
     @property
     def max_queued_events(self) -> int:
         """The bound, in pushes."""
+
+# ---------------------------------------------------------------- index
+
+@final
+class PrefixIndex:
+    """Who holds the longest prefix: sources known by number. `kvevents.index` gives it names and a clock.
+
+    Any number of threads may call anything. `now` counts the caller's seconds.
+    """
+
+    def __new__(cls, *, seed: int = 0, orphan_blocks: int = 65_536, digests: bool = True) -> Self:
+        """An empty index; `seed` enters all content keys."""
+
+    def source(self, name: str, rank: int) -> int:
+        """The number of a source, made where it is new."""
+
+    def apply(self, source: int, seq: int | None, payload: bytes, *, now: int) -> int:
+        """Apply a message's payload; its number of events. `DecodeError` for no batch: the source is then incomplete."""
+
+    def apply_events(
+        self, source: int, seq: int | None, events: EventList, *, now: int, snapshot: bool = False
+    ) -> None:
+        """Apply events; a snapshot replaces what was known."""
+
+    def find(
+        self,
+        token_ids: Sequence[int] | Buffer,
+        *,
+        lora_name: str | None = None,
+        cache_salt: str | None = None,
+        mm: Sequence[tuple[str, int, int]] | None = None,
+    ) -> Matches:
+        """Who holds a prefix of this prompt."""
+
+    def to_find_many(
+        self,
+        prompts: Sequence[Sequence[int] | Buffer],
+        *,
+        lora_name: str | None = None,
+        cache_salt: str | None = None,
+    ) -> list[Matches]:
+        """The answers for many prompts; releases the interpreter lock."""
+
+    def find_hashes(self, source: int, block_hashes: BlockHashes | Sequence[bytes | int] | Buffer) -> Matches:
+        """How much of a chain of its own hashes a source holds: one match, or none."""
+
+    def digest(self, source: int) -> bytes | None:
+        """Digest of what a source holds; `None` where it is not valid."""
+
+    def mark_incomplete(self, source: int) -> None:
+        """Something of a source is missing."""
+
+    def reset(self, source: int) -> None:
+        """Forget what a source holds and its numbering."""
+
+    def drop_source(self, source: int) -> bool:
+        """Forget a source; later events of this number are ignored."""
+
+    def clear_tier(self, source: int, tier: str) -> int:
+        """Forget a source's blocks in one tier; their number."""
+
+    def expire(self, source: int, before: int) -> int:
+        """Forget a source's blocks last stored before this second; their number."""
+
+    @property
+    def tiers(self) -> list[str]:
+        """Names of the tiers."""
+
+    def to_stats(self) -> list[dict[str, Any]]:
+        """State and counters of every source."""
+
+    def dump(self) -> bytes:
+        """The index as bytes."""
+
+    @staticmethod
+    def load(data: bytes, *, orphan_blocks: int = 65_536, digests: bool = True) -> PrefixIndex:
+        """Read a dump. `PickleError` for other bytes."""
+
+@final
+class Matches:
+    """An answer: who holds how much, longest first. Immutable; `Match` objects are made when somebody looks."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: SupportsIndex, /) -> Match: ...
+    def __iter__(self) -> Iterator[Match]: ...
+    def __bool__(self) -> bool: ...
+    def to_dict(self) -> dict[tuple[str, int], int]:
+        """Usable tokens by `(source, rank)`."""

@@ -1,4 +1,4 @@
-"""Who holds the longest prefix of these tokens?
+"""Who holds the longest prefix of a prompt.
 
 :class:`PrefixIndex` follows the streams of any number of sources (an engine's data-parallel rank each)
 and answers from token ids, or from hashes of a named source. What a block holds is known by a key of the
@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvevents import _core
 from kvevents._core import EventList, Matches
+from kvevents.errors import EventTypeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from typing_extensions import Buffer
 
 __all__ = ["Match", "Matches", "PrefixIndex"]
 
@@ -111,18 +114,21 @@ class PrefixIndex:
         No Python object is made per block. Raises :class:`kvevents.errors.DecodeError` for a payload that
         is no batch; the source is then not complete.
         """
-        return self._core.apply(self._number(source, rank), seq, payload, self._now())
+        return self._core.apply(self._number(source, rank), seq, payload, now=self._now())
 
     def apply_events(
         self, source: str, rank: int, events: EventList | Iterable[Any], *, seq: int | None = None
     ) -> None:
         """Apply events that are decoded already."""
         columns = events if isinstance(events, EventList) else EventList(events)
-        self._core.apply_events(self._number(source, rank), seq, columns, self._now())
+        self._core.apply_events(self._number(source, rank), seq, columns, now=self._now())
 
-    def apply_snapshot(self, source: str, rank: int, events: EventList, *, resume_seq: int | None = None) -> None:
+    def apply_snapshot(
+        self, source: str, rank: int, events: EventList, *, resume_seq: int | None = None
+    ) -> None:
         """Replace all that is known of a source by a snapshot that is exact at ``resume_seq``."""
-        self._core.apply_events(self._number(source, rank), resume_seq, events, self._now(), snapshot=True)
+        last = None if resume_seq is None else resume_seq - 1
+        self._core.apply_events(self._number(source, rank), last, events, now=self._now(), snapshot=True)
 
     def apply_item(self, item: Any) -> None:
         """Apply what a subscriber yields: ``Batch``, ``Snapshot``, ``Reset`` or ``Gap``."""
@@ -130,6 +136,9 @@ class PrefixIndex:
 
         source = str(item.source)
         if isinstance(item, Batch):
+            if item.batch is None:
+                msg = f"batch {item.seq} of {source!r} was not decoded: use apply(source, rank, seq, item.payload)"
+                raise EventTypeError(msg)
             rank = item.batch.data_parallel_rank or 0
             self.apply_events(source, rank, item.batch.events, seq=item.seq)
         elif isinstance(item, Snapshot):
@@ -148,7 +157,7 @@ class PrefixIndex:
 
     def find(
         self,
-        token_ids: Sequence[int] | None = None,
+        token_ids: Sequence[int] | Buffer | None = None,
         *,
         block_hashes: Sequence[bytes | int] | None = None,
         source: str | None = None,
@@ -163,25 +172,25 @@ class PrefixIndex:
         multimodal features ``(identifier, offset, length)``) over all sources, or from ``block_hashes``
         of the named ``source``, which need not be known by their tokens.
         """
-        if (token_ids is None) == (block_hashes is None):
-            msg = "find() takes either token_ids or block_hashes with source="
-            raise TypeError(msg)
-        if block_hashes is not None:
+        if block_hashes is not None and token_ids is None:
             if source is None:
                 msg = "find(block_hashes=...) needs source=: hashes mean something to their own engine only"
                 raise TypeError(msg)
             return self._core.find_hashes(self._number(source, rank), block_hashes)
+        if token_ids is None or block_hashes is not None:
+            msg = "find() takes either token_ids or block_hashes with source="
+            raise TypeError(msg)
         return self._core.find(token_ids, lora_name=lora_name, cache_salt=cache_salt, mm=mm or None)
 
     def find_many(
         self,
-        prompts: Iterable[Sequence[int]],
+        prompts: Sequence[Sequence[int] | Buffer],
         *,
         lora_name: str | None = None,
         cache_salt: str | None = None,
     ) -> list[Matches]:
         """Return the answers for many prompts in one call, which lets other threads run."""
-        return self._core.find_many(prompts, lora_name=lora_name, cache_salt=cache_salt)
+        return self._core.to_find_many(prompts, lora_name=lora_name, cache_salt=cache_salt)
 
     def digest(self, source: str, rank: int = 0) -> bytes | None:
         """Return the digest of what a source holds, as its publisher computes it.
@@ -206,7 +215,8 @@ class PrefixIndex:
         Blocks of shared tiers that it told of stay: they belong to their owner. Returns whether it was known.
         """
         keys = [k for k in self._sources if k[0] == source and rank in (None, k[1])]
-        return any([self._core.drop_source(self._sources.pop(k).number) for k in keys])
+        dropped = [self._core.drop_source(self._sources.pop(k).number) for k in keys]
+        return any(dropped)
 
     def clear_tier(self, source: str, tier: str, rank: int = 0) -> int:
         """Forget what a source holds in one tier (``GPU``, ``CPU``, ``STORAGE``, ...). Returns the blocks."""

@@ -1,6 +1,6 @@
 //! The index against a naive one, over random streams of several sources.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 
 use kvevents_core::events::{Attrs, CommonParts, EventData, ExtraKeys, Hashes, StoredParts, Tokens};
 use kvevents_core::hash::HashRef;
@@ -56,7 +56,7 @@ fn query(tokens: &[u32]) -> Query<'_> {
 
 /// Which prefixes (as tokens) one source holds, by medium.
 #[derive(Default)]
-struct Naive(HashMap<&'static str, HashSet<Vec<u32>>>);
+struct Naive(BTreeMap<&'static str, BTreeSet<Vec<u32>>>);
 
 impl Naive {
     fn run(&self, q: &[u32], media: &[&str]) -> u32 {

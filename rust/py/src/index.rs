@@ -10,7 +10,7 @@ use kvevents_core::tokens::MmFeature;
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBytes, PyDict, PyList, PyType};
+use pyo3::types::{PyBytes, PyDict, PyIterator, PyList, PyType};
 
 use crate::errors::{decode_error, index_error};
 use crate::events::PyEventList;
@@ -25,7 +25,7 @@ const DETACH_COLUMNS: usize = 64 << 10;
 const DETACH_TOKENS: usize = 32 << 10;
 
 /// See `_core.pyi`.
-#[pyclass(name = "PrefixIndex", module = "kvevents._core", frozen, subclass)]
+#[pyclass(name = "PrefixIndex", module = "kvevents._core", frozen)]
 pub struct PyPrefixIndex {
     inner: Arc<PrefixIndex>,
 }
@@ -84,7 +84,7 @@ impl PyPrefixIndex {
         self.inner.source(name, rank)
     }
 
-    #[pyo3(signature = (source, seq, payload, now))]
+    #[pyo3(signature = (source, seq, payload, *, now))]
     fn apply(
         &self,
         py: Python<'_>,
@@ -107,7 +107,7 @@ impl PyPrefixIndex {
         })
     }
 
-    #[pyo3(signature = (source, seq, events, now, *, snapshot = false))]
+    #[pyo3(signature = (source, seq, events, *, now, snapshot = false))]
     fn apply_events(
         &self,
         py: Python<'_>,
@@ -145,7 +145,7 @@ impl PyPrefixIndex {
     }
 
     #[pyo3(signature = (prompts, *, lora_name = None, cache_salt = None))]
-    fn find_many<'py>(
+    fn to_find_many<'py>(
         &self,
         py: Python<'py>,
         prompts: &Bound<'py, PyAny>,
@@ -298,6 +298,11 @@ impl PyMatches {
             .and_then(|i| self.found.get(i))
             .ok_or_else(|| PyIndexError::new_err(format!("match {index} of {n}")))?;
         self.item(py, m)
+    }
+
+    fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyIterator>> {
+        let items = self.found.iter().map(|m| self.item(py, m)).collect::<PyResult<Vec<_>>>()?;
+        PyList::new(py, items)?.try_iter()
     }
 
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {

@@ -50,7 +50,9 @@ impl ContentHasher {
         if cfg!(target_endian = "little") {
             self.buffer.extend_from_slice(bytemuck::cast_slice(tokens));
         } else {
-            tokens.iter().for_each(|t| self.buffer.extend_from_slice(&t.to_le_bytes()));
+            for t in tokens {
+                self.buffer.extend_from_slice(&t.to_le_bytes());
+            }
         }
         if !extra.is_empty() {
             self.buffer.extend_from_slice(extra);

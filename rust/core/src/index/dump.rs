@@ -59,7 +59,9 @@ impl PrefixIndex {
         put_u64(&mut out, self.seed);
         let names = self.tier_names();
         put_u32(&mut out, names.len() as u32);
-        names.iter().for_each(|n| put_str(&mut out, Some(n)));
+        for name in &names {
+            put_str(&mut out, Some(name));
+        }
         let sources = self.all();
         put_u32(&mut out, sources.len() as u32);
         for (_, source) in sources {
