@@ -166,19 +166,16 @@ impl PyBlockPool {
         };
         let lora_name = lists.lora_name.map(Arc::from);
         // A list that ends before the range has nothing of it: what is missing is counted from its end.
-        let first = |range: &Range<usize>, read: usize, len: PyResult<usize>| match read {
-            0 => len.unwrap_or(range.start).min(range.start),
+        let first = |range: &Range<usize>, read: usize, list: Option<&Bound<'_, PyAny>>| match (read, list) {
+            (0, Some(list)) => list.len().unwrap_or(range.start).min(range.start),
+            (0, None) => 0,
             _ => range.start,
         };
         let request = Request {
-            hashes: column(&scratch.hashes, first(&needed.hashes, scratch.hashes.len(), hashes.len()))
+            hashes: column(&scratch.hashes, first(&needed.hashes, scratch.hashes.len(), Some(hashes)))
                 .map_err(|e| pool_error(&e))?,
             tokens: &scratch.tokens,
-            first_token: first(
-                &needed.tokens,
-                scratch.tokens.len(),
-                lists.token_ids.map_or(Ok(0), PyAnyMethods::len),
-            ),
+            first_token: first(&needed.tokens, scratch.tokens.len(), lists.token_ids),
             extra: entries.as_ref().map(|e| e as &dyn ExtraKeySource),
             lora_name: lora_name.as_ref(),
             lora_id: lists.lora_id,

@@ -43,6 +43,9 @@ impl<'py> FromPyObject<'_, 'py> for Count {
     type Error = PyErr;
 
     fn extract(obj: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        if let Some(n) = raw::small_int(&obj) {
+            return Ok(Self(n));
+        }
         match obj.extract::<usize>() {
             Ok(n) => Ok(Self(n)),
             Err(e) if e.is_instance_of::<PyTypeError>(obj.py()) => {

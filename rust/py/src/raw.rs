@@ -61,6 +61,24 @@ pub fn clamp(range: Option<Range<usize>>, len: usize) -> Range<usize> {
     range.start.min(end)..end
 }
 
+/// An `int` from 0 to the largest signed size, without the detour through `__index__` that anything else
+/// takes (`None`).
+#[inline]
+pub fn small_int(obj: &Bound<'_, PyAny>) -> Option<usize> {
+    // SAFETY: both are given a valid object; the second only a real `int`, for which it fails on overflow
+    // alone, and then the error that it set is taken.
+    let value = unsafe {
+        if ffi::PyLong_Check(obj.as_ptr()) == 0 {
+            return None;
+        }
+        ffi::PyLong_AsSsize_t(obj.as_ptr())
+    };
+    if value == -1 {
+        drop(PyErr::take(obj.py()));
+    }
+    usize::try_from(value).ok()
+}
+
 // ---------------------------------------------------------------- integers of 32 bits
 
 /// Appends the integers of a list, tuple, integer buffer or other iterable, restricted to `range` (cut to

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::config::{Config, Group};
-use super::request::{KeyForm, le};
+use super::request::KeyForm;
 use super::retained::Meta;
 use crate::events::{
     AttrId, Attrs, CommonParts, EventData, EventList, ExtraKeys, Hashes, StoredParts, Tokens,
@@ -37,7 +37,9 @@ pub(super) struct Emitter {
     /// Numbers of attributes in this queue: of removals by group, of stores by meta.
     removal_attrs: Vec<Option<AttrId>>,
     stored_attrs: Vec<Option<AttrId>>,
+    /// What left in this call, as events carry it.
     pending: Vec<u8>,
+    pending_ints: Vec<u64>,
     pending_group: u16,
     scratch: Vec<u64>,
     max_events: usize,
@@ -60,6 +62,7 @@ impl Emitter {
             removal_attrs: vec![None; config.groups.len()],
             stored_attrs: Vec::new(),
             pending: Vec::new(),
+            pending_ints: Vec::new(),
             pending_group: 0,
             scratch: Vec::new(),
             max_events: config.max_queued_events,
@@ -157,16 +160,11 @@ impl Emitter {
     /// Fills `scratch` if events carry integers.
     #[inline]
     fn narrow_all(&mut self, form: KeyForm, keys: &[u8]) -> bool {
-        let int = form == KeyForm::Int;
-        if !int && !self.narrow {
+        if form != KeyForm::Int && !self.narrow {
             return false;
         }
         self.scratch.clear();
-        if int {
-            self.scratch.extend(keys.chunks_exact(8).map(le));
-        } else {
-            self.scratch.extend(keys.chunks_exact(form.width()).map(|k| HashRef::Bytes(k).narrow_low()));
-        }
+        self.scratch.extend(keys.chunks_exact(form.width()).map(|k| narrow(form, k)));
         true
     }
 
@@ -177,7 +175,11 @@ impl Emitter {
             self.flush(form);
             self.pending_group = group;
         }
-        self.pending.extend_from_slice(key);
+        if self.narrow || form == KeyForm::Int {
+            self.pending_ints.push(narrow(form, key));
+        } else {
+            self.pending.extend_from_slice(key);
+        }
         if !self.coalesce {
             self.flush(form);
         }
@@ -186,28 +188,26 @@ impl Emitter {
     /// Makes the event of the hashes that left.
     #[inline]
     pub fn flush(&mut self, form: KeyForm) {
-        if !self.pending.is_empty() {
+        if !self.pending.is_empty() || !self.pending_ints.is_empty() {
             self.push_removed(form);
         }
     }
 
     fn push_removed(&mut self, form: KeyForm) {
         if self.admit() {
-            let group = self.pending_group;
-            let attrs = self.removal_attr(group);
-            let keys = std::mem::take(&mut self.pending);
-            let hashes = if self.narrow_all(form, &keys) {
-                Hashes::Uint(&self.scratch)
+            let attrs = self.removal_attr(self.pending_group);
+            let hashes = if self.pending.is_empty() {
+                Hashes::Uint(&self.pending_ints)
             } else {
-                Hashes::Bytes { width: form.width(), data: &keys }
+                Hashes::Bytes { width: form.width(), data: &self.pending }
             };
             // The only failure is a full column.
             if self.queue.push_removed(attrs, hashes, &CommonParts::default()).is_err() {
                 self.lose();
             }
-            self.pending = keys;
         }
         self.pending.clear();
+        self.pending_ints.clear();
     }
 
     fn removal_attr(&mut self, group: u16) -> AttrId {
@@ -282,6 +282,16 @@ impl Emitter {
         if self.admit() && self.queue.push_cleared(&CommonParts::default()).is_err() {
             self.lose();
         }
+    }
+}
+
+/// The low 64 bits of a key: all of an integer, the last eight bytes of a digest.
+#[inline]
+fn narrow(form: KeyForm, key: &[u8]) -> u64 {
+    match key.last_chunk() {
+        Some(b) if form == KeyForm::Int => u64::from_le_bytes(*b),
+        Some(b) => u64::from_be_bytes(*b),
+        None => form.hash(key).narrow_low(),
     }
 }
 

@@ -89,10 +89,13 @@ impl Keys {
     #[inline]
     pub fn fingerprint(&self, hash: &[u8], group: u16) -> u32 {
         let mut h = self.seed.build_hasher();
-        if let Ok(b) = <&[u8; 8]>::try_from(hash) {
-            h.write_u64(u64::from_le_bytes(*b));
-        } else {
-            h.write(hash);
+        // Whole words, in a loop that is unrolled for the widths that engines use.
+        let (words, rest) = hash.as_chunks();
+        for w in words {
+            h.write_u64(u64::from_le_bytes(*w));
+        }
+        if !rest.is_empty() {
+            h.write(rest);
         }
         h.write_u16(group);
         (h.finish() >> 32) as u32

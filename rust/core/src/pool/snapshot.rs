@@ -56,6 +56,9 @@ impl BlockPool {
     }
 
     fn announce_all(&self, out: &mut Emitter, copies: bool) -> Result<(), PoolError> {
+        if self.events.is_none() {
+            return Err(PoolError::EventsOff);
+        }
         let slots = self.keys.num_slots() as u32;
         let mut seen = vec![false; slots as usize];
         let mut chain = Vec::new();
