@@ -83,7 +83,7 @@ demo: $(INSTALLED)  ## the main job end to end, in separate processes, with faul
 		$(if $(READERS),--readers $(READERS)) $(ARGS)
 
 trace: $(INSTALLED)  ## the one-hour trace through a pool: hit rate and rate of work
-	$(PY) benches/trace.py $(ARGS)
+	$(PY) benches/trace_hour.py $(ARGS)
 
 # ------------------------------------------------------------------ tests and checks
 

@@ -1,0 +1,142 @@
+"""``kvevents demo``: the main job end to end, and the verdict."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from kvevents.cli.exits import EXIT_DIFFERENT
+from kvevents.demo import DemoOptions, DemoResult, run_demo
+from kvevents.demo.options import LinkRates
+from kvevents.simulate import read_trace
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+__all__ = ["demo"]
+
+GENERATED, RECORDED = 4000, 2000
+"""Requests of a run, where nobody says: well under a minute."""
+
+_RATE = {"min": 0.0, "max": 1.0}
+
+
+class _Bars:
+    """Two bars: requests that the engine has served, sequences that the reader has applied."""
+
+    def __init__(self, bars: Progress, requests: int) -> None:
+        self._bars = bars
+        self._engine: TaskID = bars.add_task("engine: requests", total=requests)
+        self._reader: TaskID = bars.add_task("reader: sequences", total=None)
+
+    def served(self, requests: int, batches: int) -> None:
+        """Requests that were served, and batches that were published."""
+        self._bars.update(self._engine, completed=requests)
+        self._bars.update(self._reader, total=batches)
+
+    def applied(self, sequences: int) -> None:
+        """Sequences that were applied."""
+        self._bars.update(self._reader, completed=sequences)
+
+
+def demo(
+    requests: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help=f"Requests that the engine serves. [default: {GENERATED:,}; {RECORDED:,} of a trace]"
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the traffic and of the faults.")] = 0,
+    trace: Annotated[
+        Path | None, typer.Option(help="Serve recorded traffic: a file in the Mooncake trace format.")
+    ] = None,
+    drop: Annotated[float, typer.Option(**_RATE, help="Share of live messages that the link loses.")] = 0.02,
+    duplicate: Annotated[float, typer.Option(**_RATE, help="Share that it sends twice.")] = 0.02,
+    delay: Annotated[float, typer.Option(**_RATE, help="Share that it holds back for some time.")] = 0.01,
+    reorder: Annotated[
+        float, typer.Option(**_RATE, help="Share that lets up to three later ones pass.")
+    ] = 0.02,
+    cut_every: Annotated[
+        int, typer.Option(min=0, help="The link is cut once in about so many messages; 0: never.")
+    ] = 400,
+    blocks: Annotated[
+        int | None, typer.Option(min=2, help="Blocks of the pool; by default fewer than the requests need.")
+    ] = None,
+    block_size: Annotated[int, typer.Option(min=1, help="Tokens of a block.")] = 16,
+    rate: Annotated[
+        float, typer.Option(min=1.0, help="Batches a second that the engine publishes at most.")
+    ] = 800.0,
+    break_reader: Annotated[
+        bool,
+        typer.Option("--break-reader", help="Leave one removal out in the reader: the verdict must notice."),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+) -> None:
+    """The main job on this machine: an engine, a faulty link and a reader, each in its own process.
+
+    The engine serves more requests than its pool can hold and publishes what its pool does; the link loses,
+    repeats, delays and reorders messages and cuts the connection; the reader repairs what it missed and must
+    hold exactly the engine's set of blocks after every sequence number. Exit code 0 when it did, 1 when not.
+    """
+    if trace is None:
+        requests = requests or GENERATED
+    else:
+        # A broken file is told before anything starts; a short one decides how many requests there are.
+        requests = min(requests or RECORDED, sum(1 for _ in read_trace(trace)))
+    options = DemoOptions(
+        requests=requests,
+        seed=seed,
+        trace=None if trace is None else str(trace),
+        blocks=blocks,
+        block_size=block_size,
+        rate=rate,
+        link=LinkRates(drop=drop, duplicate=duplicate, delay=delay, reorder=reorder, cut_every=cut_every),
+        break_reader=break_reader,
+    )
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description:<18}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bars:
+        result = run_demo(options, _Bars(bars, requests))
+    if as_json:
+        sys.stdout.write(result.to_json().decode() + "\n")
+    else:
+        _show(result)
+    if result.verdict != "identical":
+        raise typer.Exit(EXIT_DIFFERENT)
+
+
+def _show(result: DemoResult) -> None:
+    table = Table(show_header=False, title="kvevents demo", title_justify="left")
+    rows = {
+        "requests served": f"{result.requests:,}",
+        "prompt tokens found in the cache": f"{result.hit_rate:.1%}",
+        "blocks stored, removed": f"{result.blocks_stored:,}, {result.blocks_removed:,}",
+        "blocks a second": f"{result.blocks_per_s:,.0f}",
+        "batches published": f"{result.sequences:,}",
+        "publish(), p50 and p99": f"{result.publish_p50_us:,.1f} us, {result.publish_p99_us:,.1f} us",
+        "the link": ", ".join(f"{n:,} {fault}" for fault, n in result.link.items()),
+        "batches repaired by replay": f"{result.repaired:,}",
+    }
+    for name, value in rows.items():
+        table.add_row(name, value)
+    console = Console()
+    console.print(table)
+    for reason in result.reasons:
+        console.print(reason)
+    console.print(verdict_line(result), highlight=False)
+
+
+def verdict_line(result: DemoResult) -> str:
+    """The verdict in a line; where the sets differ it says from which sequence on."""
+    counts = f"identical at {result.identical:,} of {result.sequences:,} sequence numbers"
+    if result.verdict == "identical":
+        return counts
+    if result.first_difference is None:
+        return f"different: {counts}"
+    return f"different from sequence {result.first_difference['seq']} on: {counts}"

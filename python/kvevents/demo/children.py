@@ -1,0 +1,118 @@
+"""Child processes that shake hands, report, and never outlive their parent."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import time
+from multiprocessing.connection import Connection, wait
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
+
+from kvevents.errors import KVEventsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+__all__ = ["ChildError", "ChildGroup"]
+
+Message: TypeAlias = tuple[str, Any]
+"""What a child says: a word, and what belongs to it."""
+
+
+class ChildError(KVEventsError, RuntimeError):
+    """A process of the demo failed, died, or fell silent; says which and what was heard last."""
+
+
+def _entry(main: Callable[..., None], pipe: Connection, args: tuple[Any, ...]) -> None:
+    # Ctrl-C reaches the whole process group: the parent decides what then.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        main(pipe, *args)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return  # the parent is gone: so are we
+    except Exception as e:
+        pipe.send(("failed", f"{type(e).__name__}: {e}"))
+
+
+class ChildGroup:
+    """Spawned processes, each with a two-way pipe; leaving the context ends all of them."""
+
+    def __init__(self, silence_s: float) -> None:
+        self._spawn = multiprocessing.get_context("spawn")
+        self._silence_s = silence_s
+        self._pipes: dict[str, Connection] = {}
+        self._processes: dict[str, multiprocessing.process.BaseProcess] = {}
+
+    def start(self, name: str, main: Callable[..., None], *args: Any) -> None:
+        """Start ``main(pipe, *args)`` in a fresh interpreter."""
+        ours, theirs = self._spawn.Pipe()
+        process = self._spawn.Process(target=_entry, args=(main, theirs, args), name=name, daemon=True)
+        process.start()
+        theirs.close()
+        self._pipes[name] = ours
+        self._processes[name] = process
+
+    def send(self, name: str, word: str, value: Any = None) -> None:
+        """Say something to a child.
+
+        :raises ChildError: where it has ended.
+        """
+        try:
+            self._pipes[name].send((word, value))
+        except (BrokenPipeError, ConnectionResetError) as e:
+            raise self._gone(name) from e
+
+    def receive(self) -> tuple[str, str, Any]:
+        """The next message of any child: its name, the word, and what belongs to it.
+
+        :raises ChildError: where one failed or died, or none said anything for too long.
+        """
+        by_pipe = {pipe: name for name, pipe in self._pipes.items()}
+        ready = wait(list(by_pipe), self._silence_s)
+        if not ready:
+            raise ChildError(
+                f"no process of {', '.join(self._pipes)} reported anything for {self._silence_s:g} s"
+            )
+        name = by_pipe[ready[0]]  # type: ignore[index]  # only connections were waited for
+        try:
+            word, value = self._pipes[name].recv()
+        except (EOFError, ConnectionResetError) as e:
+            raise self._gone(name) from e
+        if word == "failed":
+            raise ChildError(f"the {name} process failed: {value}")
+        return name, word, value
+
+    def expect(self, name: str, word: str, on_other: Callable[[str, str, Any], None] | None = None) -> Any:
+        """Wait until child ``name`` says ``word``; everything else goes to ``on_other``."""
+        while True:
+            who, said, value = self.receive()
+            if (who, said) == (name, word):
+                return value
+            if on_other is not None:
+                on_other(who, said, value)
+
+    def _gone(self, name: str) -> ChildError:
+        self._processes[name].join(2.0)
+        return ChildError(f"the {name} process ended early (exit code {self._processes[name].exitcode})")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        """Children end when their pipe does; those that do not are ended."""
+        for pipe in self._pipes.values():
+            pipe.close()
+        deadline = time.monotonic() + (3.0 if kind is None else 0.5)
+        for process in self._processes.values():
+            process.join(max(0.0, deadline - time.monotonic()))
+        for process in self._processes.values():
+            if process.is_alive():
+                process.terminate()
+                process.join(2.0)
+            if process.is_alive():
+                process.kill()
+                process.join()
