@@ -137,7 +137,8 @@ class PrefixIndex:
         source = str(item.source)
         if isinstance(item, Batch):
             if item.batch is None:
-                msg = f"batch {item.seq} of {source!r} was not decoded: use apply(source, rank, seq, item.payload)"
+                how = "use apply(source, rank, seq, item.payload)"
+                msg = f"batch {item.seq} of {source!r} was not decoded: {how}"
                 raise EventTypeError(msg)
             rank = item.batch.data_parallel_rank or 0
             self.apply_events(source, rank, item.batch.events, seq=item.seq)
