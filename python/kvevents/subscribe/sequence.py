@@ -100,7 +100,17 @@ class Limits(NamedTuple):
 class _Repair:
     """One request to the replay socket."""
 
-    __slots__ = ("attempt", "first_answer", "high", "newest", "next", "start", "verified", "why")
+    __slots__ = (
+        "attempt",
+        "first_answer",
+        "high",
+        "newest",
+        "next",
+        "other_life",
+        "start",
+        "verified",
+        "why",
+    )
 
     def __init__(self, ask: Ask, high: int, expected: int) -> None:
         self.start = ask.start
@@ -113,6 +123,8 @@ class _Repair:
         # The highest number that was answered.
         self.newest = -1
         self.first_answer = True
+        # The log has nothing from the last applied number on: whatever it has is of another life.
+        self.other_life = False
         # Whether an answer had the bytes that are remembered for its number: the life is the same.
         self.verified = False
 
@@ -131,6 +143,8 @@ class Sequence:
         self._repair: _Repair | None = None
         # Whether live messages wait until the replay log has shown that the life is the same.
         self._unverified = False
+        # Whether anything that was applied is known to be of the life that this connection is to.
+        self._confirmed = True
         self._begin(None)
 
     def _begin(self, life_ts: float | None) -> None:
@@ -144,6 +158,8 @@ class Sequence:
         self.held_bytes = 0
         self._condemned: set[int] = set()
         self._suspect: Message | None = None
+        # The first number that tells, once the log shows it, whether what was applied is of this life.
+        self._doubt_from: int | None = None
         # Time stamps up to this one belong to earlier lives.
         self._life_ts = life_ts
         self._last_ts: float | None = None
@@ -163,6 +179,11 @@ class Sequence:
         return self._repair is not None
 
     @property
+    def doubtful(self) -> bool:
+        """Whether a new connection's life is not verified yet: call :meth:`silence` soon."""
+        return self._doubt_from is not None and not self._confirmed
+
+    @property
     def held(self) -> int:
         """Messages that wait for the end of a repair."""
         return len(self._held)
@@ -171,7 +192,8 @@ class Sequence:
 
     def live(self, m: Message) -> list[Action]:
         """A message of the live stream."""
-        if m.seq == self.next and self._repair is None and not m.poisoned and not self._is_stale(m):
+        calm = self._repair is None and not self._unverified
+        if m.seq == self.next and calm and not m.poisoned and not self._is_stale(m):
             out: list[Action] = []
             self._accept(m, False, out)
             if self._held:
@@ -187,11 +209,14 @@ class Sequence:
         Live messages are held until the replay socket has said whether it is still the same life.
         """
         self._unverified = True
-        return self._ask(self._from(), "connect")
+        self._confirmed = False
+        if self._doubt_from is None and self.next - 1 in self._seen:
+            self._doubt_from = self.next - 1
+        return self._ask(self._from(verify=True), "connect")
 
     def silence(self) -> list[Action]:
         """Nothing was heard for a while: the last message may be lost."""
-        return [] if self._repair is not None else self._ask(self._from(), "tail")
+        return [] if self._repair is not None else self._ask(self._from(verify=True), "tail")
 
     def replayed(self, m: Message) -> list[Action]:
         """An answer to the last :class:`Ask`."""
@@ -202,7 +227,9 @@ class Sequence:
         first_answer, rep.first_answer = rep.first_answer, False
         rep.newest = max(rep.newest, m.seq)
         self._replay_known = True
-        if m.seq < self.next:
+        if rep.other_life and first_answer:
+            self._meet(m, rep, out)
+        elif m.seq < self.next:
             self._check_life(m, rep, out)
         elif m.seq == self.next:
             self._take_replayed(m, rep, out)
@@ -242,6 +269,15 @@ class Sequence:
             else:
                 self._wipe("unsure", suspect, out)
                 return out
+        if self._verifying() and rep.newest < 0 and rep.high < rep.next:
+            # An empty log, and nothing is known that should be in it: the next message will tell.
+            if self._high >= self.next:
+                out.extend(self._ask(self._from(verify=True), "connect"))
+            return out
+        if rep.newest >= 0 and self._doubt_from is not None and rep.start <= self._doubt_from:
+            # The log no longer has what could have told.
+            self._confirm()
+        self._unverified = False
         self._drain(out)
         self._after(rep, out)
         return out
@@ -252,16 +288,18 @@ class Sequence:
         out: list[Action] = []
         if rep is None:
             return out
+        self._unverified = False
         self._drain(out)
         waiting = bool(self._held) or self._high >= self.next or self._suspect is not None
         if retry and waiting and rep.attempt < self.limits.attempts:
-            out.extend(self._ask(self._from(), rep.why, rep.attempt + 1))
+            out.extend(self._ask(self._from(verify=rep.why != "gap"), rep.why, rep.attempt + 1))
             return out
         suspect, self._suspect = self._suspect, None
         if suspect is not None:
             self._wipe("unsure", suspect, out)
             return out
-        self._lose_before(self._high + 1, reason, out)
+        self._drop_stale(out)
+        self._lose_before(self._high + 1, reason, out, known=True)
         return out
 
     def snapshot(self, resume_seq: int) -> bool:
@@ -319,7 +357,8 @@ class Sequence:
             return
         self._hold(m, False)
         if self._repair is None:
-            out.extend(self._ask(self._from(), "gap"))
+            verify = self._verifying()
+            out.extend(self._ask(self._from(verify=verify), "connect" if verify else "gap"))
 
     def _live_old(self, m: Message, out: list[Action]) -> None:
         seen = self._seen.get(m.seq)
@@ -368,7 +407,7 @@ class Sequence:
             out.append(Skip(self._suspect, "late"))
         self._suspect = m
         if self._repair is None:
-            out.extend(self._ask(self._from(), "probe"))
+            out.extend(self._ask(self._from(verify=True), "probe"))
 
     # ------------------------------------------------------------ answers
 
@@ -390,10 +429,15 @@ class Sequence:
                 return
         elif seen[0] == m.digest:
             rep.verified = True
-            self._unverified = False
+            if self._doubt_from is None or m.seq <= self._doubt_from:
+                self._confirm()
             return
         elif m.poisoned or seen[1] is None:
             return
+        self._meet(m, rep, out)
+
+    def _meet(self, m: Message, rep: _Repair, out: list[Action]) -> None:
+        """An answer of another life than what was applied."""
         covers = rep.start <= self.first_seq and m.seq == self.first_seq
         self._wipe("restart", None, out, truth=m)
         if covers:
@@ -412,13 +456,22 @@ class Sequence:
             # It should at least have had what was applied: look at all that it has.
             self._unverified = True
             out.extend(self._ask(self.first_seq, "probe"))
+            assert self._repair is not None  # noqa: S101 - it was just made
+            self._repair.other_life = True
             return False
-        if self._replay_known and not self._held and self._suspect is None:
+        if self._replay_known and self._suspect is None:
+            # A log that held something never becomes empty, but by a restart.
+            missed = self._high >= self.next
             self._wipe("restart", None, out)
+            if missed:
+                out.extend(self._ask(self.first_seq, "gap"))
+                return False
         return True
 
     def _after(self, rep: _Repair, out: list[Action]) -> None:
         """What is left to do when an answer is complete."""
+        if self._drop_stale(out):
+            rep.high = max(rep.newest, self.next - 1)
         while self._repair is None and self._high >= self.next:
             if self.next > rep.high:
                 # This was not known to exist when the request was made.
@@ -426,16 +479,33 @@ class Sequence:
             elif rep.attempt < min(2, self.limits.attempts):
                 out.extend(self._ask(self._from(), "gap", rep.attempt + 1))
             else:
-                self._lose_before(rep.high + 1, "missing", out)
+                if self._replay_known:
+                    # The log was asked after these were heard, and ends before them: they are not its own.
+                    held = [m for m, _ in self._held.values() if rep.newest < m.seq <= rep.high]
+                    if self._disown(held, out):
+                        rep.high = max(rep.newest, self.next - 1)
+                        continue
+                self._lose_before(rep.high + 1, "missing", out, known=True)
 
     # ------------------------------------------------------------ state changes
 
-    def _verifying(self) -> bool:
-        return self._repair is not None and self._unverified and self.heard
+    def _confirm(self) -> None:
+        """The replay log has shown that the life is the same."""
+        self._confirmed = True
+        self._unverified = False
+        self._doubt_from = None
 
-    def _from(self) -> int:
+    def _verifying(self) -> bool:
+        return self._unverified and self.heard
+
+    def _from(self, *, verify: bool = False) -> int:
         """Where to ask from: the last number that was applied, or one that is in doubt."""
         start = self.next - 1 if self.next - 1 in self._seen else self.next
+        if verify and self._doubt_from is not None:
+            if self._doubt_from in self._seen:
+                start = min(start, self._doubt_from)
+            else:
+                self._doubt_from = None
         return start if self._suspect is None else min(start, self._suspect.seq)
 
     def _ask(
@@ -446,13 +516,18 @@ class Sequence:
         return [ask]
 
     def _accept(self, m: Message, replayed: bool, out: list[Action]) -> None:
-        if self._life_ts is not None and m.ts is not None:
-            self._narrow(m.seq, m.ts)
         out.append(Apply(m, replayed))
         self._remember(m.seq, m.digest, m.ts)
+        if not self._confirmed and self._doubt_from is None:
+            if replayed:
+                self._confirm()
+            else:
+                self._doubt_from = m.seq
         self._late_run = 0
+        if self._life_ts is not None and m.ts is not None:
+            self._narrow(m.seq, m.ts, out)
 
-    def _narrow(self, seq: int, ts: float) -> None:
+    def _narrow(self, seq: int, ts: float, out: list[Action]) -> None:
         """Learn from what is applied which time stamps are of earlier lives."""
         assert self._life_ts is not None  # noqa: S101 - the caller's condition
         if ts <= self._life_ts:
@@ -460,14 +535,30 @@ class Sequence:
             self._life_ts = None
         elif seq == self.first_seq:
             self._life_ts = math.nextafter(ts, -math.inf)
+            self._drop_stale(out)
 
-    def _drop_stale(self, out: list[Action]) -> None:
+    def _drop_stale(self, out: list[Action]) -> bool:
         """Let go of held messages that turned out to be of an earlier life."""
-        stale = [m for m, replayed in self._held.values() if not replayed and self._is_stale(m)]
-        for m in stale:
+        newest = max((t for t in (self._last_ts, self._life_ts) if t is not None), default=-math.inf)
+        stale = []
+        for _, (m, replayed) in sorted(self._held.items()):
+            if m.ts is not None:
+                if m.ts < newest and not replayed:
+                    stale.append(m)
+                newest = max(newest, m.ts)
+        return self._disown(stale, out)
+
+    def _disown(self, strangers: list[Message], out: list[Action]) -> bool:
+        if not strangers:
+            return False
+        for m in strangers:
             self._unhold(m.seq)
             out.append(Skip(m, "late"))
         self._high = max([self.next - 1, *self._held])
+        if self._repair is not None:
+            # What was known to exist when it was made may have been of another life.
+            self._repair.high = self.next - 1
+        return True
 
     def _remember(self, seq: int, digest: int, ts: float | None) -> None:
         seen = self._seen
@@ -527,22 +618,22 @@ class Sequence:
         del self._lost[:-64]
         self.heard = True
 
-    def _lose_before(self, seq: int, reason: str, out: list[Action]) -> None:
-        """Account for everything below ``seq``: by what is held, and else as lost."""
-        for there in sorted(s for s in self._held if s < seq):
-            if there not in self._held:
-                continue
+    def _lose_before(self, seq: int, reason: str, out: list[Action], *, known: bool = False) -> None:
+        """Account for everything below ``seq``: by what is held, and else as lost.
+
+        ``known``: only for what still is known to exist.
+        """
+        while self.next < seq and (not known or self.next <= self._high):
+            there = min((s for s in self._held if s < seq), default=seq)
+            if known:
+                there = min(there, self._high + 1)
             if there > self.next:
                 self._note_lost(self.next, there - 1, reason, out)
                 self.next = there
-            if self._held[there][0].poisoned:
+                self._high = max(self._high, there - 1)
+            elif self._held[there][0].poisoned:
                 self._condemned.add(there)
             self._drain(out)
-        if self.next < seq:
-            self._note_lost(self.next, seq - 1, reason, out)
-            self.next = seq
-        self._high = max(self._high, seq - 1)
-        self._drain(out)
 
     def _wipe(
         self,
@@ -553,11 +644,12 @@ class Sequence:
     ) -> None:
         """Begin a new life, with ``first`` as its first live message if there is one."""
         witness = first or truth
-        old = self._last_ts
+        old = self._life_ts if self._last_ts is None else self._last_ts
         known = old is not None and witness is not None and witness.ts is not None and witness.ts > old
-        kept = [h for h in self._held.values() if known and h[0].ts is not None and h[0].ts > (old or 0)]
+        kept = [h for h in self._held.values() if known and _same_life(h[0], witness, old)]
         out.append(Wipe(reason))
         self._unverified = False
+        self._confirmed = self._confirmed or truth is not None
         self.lives += 1
         self._repair = None
         self._begin(old if known or witness is None else None)
@@ -566,3 +658,10 @@ class Sequence:
             self._high = max(self._high, m.seq)
         if first is not None:
             self._live(first, out)
+
+
+def _same_life(m: Message, witness: Message | None, old: float | None) -> bool:
+    """Whether stamps say that a held message is of the life of which ``witness`` is, after ``old``."""
+    if m.ts is None or witness is None or witness.ts is None or old is None or m.seq == witness.seq:
+        return False
+    return m.ts > old and (m.seq < witness.seq) == (m.ts < witness.ts)

@@ -132,6 +132,8 @@ class Session:
         self._gap_in_life = False
         self._heard_at: float | None = None
         self._silent_at = math.inf
+        # In doubt about the life the log is asked on a busy stream too.
+        self._verify_at = math.inf
         self._silence = timing.silence_s
         self._cool_until = -math.inf
         self._cooldown = timing.cooldown_s
@@ -145,6 +147,7 @@ class Session:
         if not self.source.topic:
             self._topic = None
         self._silent_at = now + self._silence
+        self._verify_at = now + min(0.25, self._timing.silence_s)
         return self._do(self.sequence.connected(), now)
 
     def disconnected(self) -> None:
@@ -209,7 +212,8 @@ class Session:
                     return self._failed("no replay", now, retry=False)
                 return self._failed("unreachable", now, retry=False)
             return []
-        if now >= self._silent_at:
+        if now >= self._silent_at or (self.sequence.doubtful and now >= self._verify_at):
+            self._verify_at = now + self._timing.silence_s
             self._silence = min(self._silence * 2, self._timing.silence_s * 30)
             self._silent_at = now + self._silence
             if self._may_ask(now):
@@ -232,12 +236,17 @@ class Session:
         self.request.deadline = now + self._timing.replay_timeout_s
         self.stats.replays += 1
 
-    def deadline(self) -> float:
+    def deadline(self, now: float) -> float:
         """When :meth:`tick` is to be called at the latest; ``inf`` for never."""
         request = self.request
         if request is None:
-            return self._silent_at if self.source.replay_endpoint is not None else math.inf
-        return request.deadline if request.sent else request.due
+            if self.source.replay_endpoint is None:
+                return math.inf
+            return min(self._silent_at, self._verify_at) if self.sequence.doubtful else self._silent_at
+        if request.sent:
+            return request.deadline
+        # One that may be sent waits for the driver, not for time.
+        return request.due if request.due > now or not self._may_ask(now) else math.inf
 
     def snapshot(self, now: float) -> SourceStats:
         """A copy of the statistics."""

@@ -151,7 +151,7 @@ class Subscriber:
                     return None
                 now = self._clock()
                 self._start_replays(now)
-                self._round(min([end, *(w.session.deadline() for w in self._all)]) - now)
+                self._round(min([end, *(w.session.deadline(now) for w in self._all)]) - now)
                 if self._clock() >= end and not self._items:
                     return None
             return self._items.popleft()
@@ -295,7 +295,7 @@ class Subscriber:
             self._read(wires)
         now = self._clock()
         for wires in self._all:
-            if now >= wires.session.deadline():
+            if now >= wires.session.deadline(now):
                 self._items.extend(wires.session.tick(now))
 
     def _read(self, wires: _Wires) -> None:
