@@ -1,4 +1,4 @@
-"""Our publisher, a bad link and our subscriber: what is rebuilt is what was published, or the reader says why not."""
+"""Our publisher, a bad link and our subscriber: what is rebuilt is what was published."""
 
 from __future__ import annotations
 
