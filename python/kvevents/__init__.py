@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvevents import errors
 from kvevents._core import BUILD_PROFILE, EventList, __version__
+from kvevents.aggregate import Aggregator, AggregatorStats, KVEventAggregator, Quorum
 from kvevents.codec import DIALECTS, decode, encode
 from kvevents.config import KVEventsConfig
 from kvevents.events import (
@@ -45,6 +46,8 @@ __all__ = [
     "MEDIUM_CPU",
     "MEDIUM_GPU",
     "MEDIUM_STORAGE",
+    "Aggregator",
+    "AggregatorStats",
     "AllBlocksCleared",
     "BlockHashes",
     "BlockIds",
@@ -59,6 +62,7 @@ __all__ = [
     "ExternalBlockHash",
     "KVCacheEvent",
     "KVCacheGroup",
+    "KVEventAggregator",
     "KVEventBatch",
     "KVEventsConfig",
     "Match",
@@ -67,6 +71,7 @@ __all__ = [
     "PoolStats",
     "PrefixIndex",
     "PublisherStats",
+    "Quorum",
     "ReplayStats",
     "ResidentKey",
     "ResidentSet",

@@ -6,7 +6,7 @@ package stands under its own header, in the order in which the crates depend on 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Self, SupportsIndex, final, overload
+from typing import Any, Final, Self, SupportsIndex, TypeAlias, final, overload
 
 from typing_extensions import Buffer, disjoint_base
 
@@ -68,6 +68,9 @@ class EventList(Sequence[KVCacheEvent]):
     @property
     def irregular(self) -> int:
         """How many events are irregular: kept word for word, but readers use only their hashes."""
+
+    def by_worker(self) -> list[tuple[int | None, EventList]]:
+        """The events of each worker by their origin, in their order; `None` for events that do not say."""
 
     def is_irregular(self, index: int) -> bool:
         """Whether this event is irregular; `IndexError` outside the list."""
@@ -848,3 +851,97 @@ class Matches:
     def __bool__(self) -> bool: ...
     def to_dict(self) -> dict[tuple[str, int], int]:
         """Usable tokens by `(source, rank)`."""
+
+# ---------------------------------------------------------------- aggregate
+
+_Rule: TypeAlias = str | int | tuple[tuple[tuple[int, ...], int], ...]
+
+@final
+class Aggregator:
+    """What enough workers hold, block by block, over steps; `kvevents.Aggregator` wraps it and logs notices.
+
+    Workers are `0 .. num_workers - 1` (at most 1,024). A worker that says nothing changes nothing; one that
+    stores a block twice counts once. Safe from several threads; never gives the interpreter lock away.
+    """
+
+    def __new__(
+        cls,
+        num_workers: int,
+        *,
+        rule: _Rule | None = None,
+        group_rules: tuple[tuple[int | None, _Rule], ...] | None = None,
+        max_waiting: int = 1048576,
+        max_age: int = 10000,
+        warn_after: int = 100,
+        keep_content: bool = False,
+    ) -> Self:
+        """`rule` is `"all"` (default), `"any"`, a number of workers or a `Quorum`; `group_rules` are
+        `(group_idx, rule)` pairs for groups with another rule. At most `max_waiting` blocks wait for more
+        workers, each at most `max_age` steps; then the oldest lose their votes, which is counted. After
+        `warn_after` steps that bring stores and no agreement there is a notice. `keep_content` keeps the
+        fields of resident blocks. `AggregatorError` and `AggregatorTypeError` for what cannot work.
+        """
+
+    def add(self, worker: int, events: EventList) -> None:
+        """Applies what a worker reports; its clear takes all its votes. `WorkerIndexError` if there is none."""
+
+    def add_tagged(self, events: EventList) -> None:
+        """Applies events that each name their worker; `AggregatorTypeError` if one does not."""
+
+    def step(self, reports: list[EventList | None]) -> EventList:
+        """One step: the reports by worker (`None` for silence), then `drain`."""
+
+    def drain(self) -> EventList:
+        """Ends a step: removals, then stores, parents first, of what changed. Never a clear."""
+
+    def snapshot(self) -> EventList:
+        """Everything that is announced, as stores with parents first; hashes only without `keep_content`."""
+
+    def forget_worker(self, worker: int) -> None:
+        """The worker left or restarted: its votes are gone; the next `drain` says what went with them."""
+
+    def resize(
+        self,
+        num_workers: int,
+        *,
+        rule: _Rule | None = None,
+        group_rules: tuple[tuple[int | None, _Rule], ...] | None = None,
+    ) -> None:
+        """Another number of workers; rules that are not given stay. `AggregatorError` where a worker that
+        would be cut off still holds blocks.
+        """
+
+    def held(self, worker: int) -> int:
+        """Number of blocks that a worker holds."""
+
+    def holders(
+        self,
+        block_hash: int | bytes,
+        medium: str | None,
+        *,
+        group_idx: int | None = None,
+        locality: str | None = None,
+        ownership: str | None = None,
+    ) -> tuple[int, ...]:
+        """The workers that hold a block."""
+
+    def __len__(self) -> int: ...
+    @property
+    def num_workers(self) -> int:
+        """Number of workers."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the state."""
+
+    @property
+    def has_notices(self) -> bool:
+        """Whether `take_notices` has something."""
+
+    def take_notices(self) -> list[tuple[str, int, object]]:
+        """What was not told yet: `(field, worker, hash)` of the first disagreement,
+        `("nothing_agrees", steps, blocks that wait)`.
+        """
+
+    def to_stats(self) -> dict[str, int | tuple[int, ...]]:
+        """See `kvevents.AggregatorStats`; looks at every block."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 __all__ = [
+    "AggregatorError",
+    "AggregatorTypeError",
     "BlockError",
     "BlockTypeError",
     "ConfigError",
@@ -21,6 +23,7 @@ __all__ = [
     "TokenError",
     "TokenTypeError",
     "TraceError",
+    "WorkerIndexError",
 ]
 
 
@@ -108,3 +111,15 @@ class SequenceError(KVEventsError, ValueError):
 
 class TraceError(KVEventsError, ValueError):
     """A trace or capture file with a broken line; says the line number and what was seen."""
+
+
+class AggregatorError(KVEventsError, ValueError):
+    """A rule, or a number of workers, that cannot work: nothing was changed."""
+
+
+class AggregatorTypeError(AggregatorError, TypeError):
+    """Something that is no rule, or events that do not say which worker they came from."""
+
+
+class WorkerIndexError(AggregatorError, IndexError):
+    """A worker that does not exist: nothing was changed."""

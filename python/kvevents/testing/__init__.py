@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvevents.testing.aggregate import NaiveAggregator
 from kvevents.testing.captures import Capture, Reproduction, read_capture, replay_requests, reproduce_capture
 from kvevents.testing.resident import NaiveResidentSet
 from kvevents.testing.vectors import (
@@ -17,6 +18,7 @@ from kvevents.testing.vectors import (
 __all__ = [
     "Capture",
     "FrameReport",
+    "NaiveAggregator",
     "NaiveResidentSet",
     "Reproduction",
     "VectorReport",

@@ -4,7 +4,7 @@
 //! They are looked up once.
 
 use kvevents_core::error::{
-    DecodeError, EncodeError, EventsError, IndexError, PoolError, ReplayLogError, TokensError,
+    AggregateError, DecodeError, EncodeError, EventsError, IndexError, PoolError, ReplayLogError, TokensError,
 };
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -36,6 +36,8 @@ macro_rules! exceptions {
 }
 
 exceptions! {
+    AggregatorError,
+    AggregatorTypeError,
     BlockError,
     BlockTypeError,
     ConfigError,
@@ -48,6 +50,7 @@ exceptions! {
     SequenceError,
     TokenError,
     TokenTypeError,
+    WorkerIndexError,
 }
 
 /// The Python exception for an error of the events layer.
@@ -124,5 +127,16 @@ pub fn pool_error(e: &PoolError) -> PyErr {
         | PoolError::Boundary { .. }
         | PoolError::BlockSize { .. }
         | PoolError::EventsOff => Exc::BlockError.err(e.to_string()),
+    }
+}
+
+/// The Python exception for an error of the aggregator.
+pub fn aggregate_error(e: &AggregateError) -> PyErr {
+    match e {
+        AggregateError::Workers { .. } | AggregateError::Rule(_) | AggregateError::StillVotes { .. } => {
+            Exc::AggregatorError.err(e.to_string())
+        }
+        AggregateError::Worker { .. } => Exc::WorkerIndexError.err(e.to_string()),
+        AggregateError::Untagged { .. } => Exc::AggregatorTypeError.err(e.to_string()),
     }
 }

@@ -608,6 +608,11 @@ impl PyEventList {
         Ok(EventList::from(data).into())
     }
 
+    fn by_worker(&self) -> PyResult<Vec<(Option<u32>, Self)>> {
+        let parts = self.inner.by_worker().map_err(|e| events_error(&e))?;
+        Ok(parts.into_iter().map(|(worker, list)| (worker, list.into())).collect())
+    }
+
     #[getter]
     fn skipped<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let class = classes(py)?.skipped.bind(py);

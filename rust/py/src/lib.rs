@@ -5,6 +5,7 @@
 // PyO3 hands arguments over by value.
 #![allow(clippy::needless_pass_by_value)]
 
+mod aggregate;
 mod codec;
 mod errors;
 mod events;
@@ -26,6 +27,8 @@ use pyo3::prelude::*;
 mod core_module {
     use super::{Bound, PyModule, PyModuleMethods, PyResult};
 
+    #[pymodule_export]
+    use crate::aggregate::PyAggregator;
     #[pymodule_export]
     use crate::codec::{decode_batch, dialects, encode_batch, encode_batch_reporting};
     #[pymodule_export]

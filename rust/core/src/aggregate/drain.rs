@@ -13,20 +13,21 @@ impl Aggregator {
     /// accept, parents first. What changed and changed back in between is not in it.
     pub fn drain(&mut self) -> Result<EventList, EventsError> {
         self.step += 1;
-        let mut out = EventData::new();
-        let mut agreed = false;
-        if !self.dirty.is_empty() || !self.ready.is_empty() {
-            let mut gone = Vec::new();
-            let runs = self.changed(&mut gone);
-            agreed = !runs.is_empty();
-            self.put_removals(&gone, &mut out)?;
-            self.settle_removals(&gone);
-            self.put_stores(&runs, Output::Drain, &mut out)?;
-            for &run in &runs {
-                self.settle_stores(run);
-            }
+        if self.dirty.is_empty() && self.ready.is_empty() {
+            self.note_step(false);
+            self.expire()?;
+            return Ok(self.nothing.clone());
         }
-        self.note_step(agreed);
+        let mut out = EventData::new();
+        let mut gone = Vec::new();
+        let runs = self.changed(&mut gone);
+        self.put_removals(&gone, &mut out)?;
+        self.settle_removals(&gone);
+        self.put_stores(&runs, Output::Drain, &mut out)?;
+        for &run in &runs {
+            self.settle_stores(run);
+        }
+        self.note_step(!runs.is_empty());
         self.expire()?;
         Ok(out.into())
     }

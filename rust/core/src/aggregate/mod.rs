@@ -82,6 +82,8 @@ pub struct Aggregator {
     resident: usize,
     step: u64,
     counters: Counters,
+    /// What a drain gives that has nothing to say.
+    nothing: EventList,
     /// Reused between calls.
     scratch: vote::Scratch,
 }
@@ -106,6 +108,7 @@ impl Aggregator {
             resident: 0,
             step: 0,
             counters: Counters::default(),
+            nothing: EventList::default(),
             scratch: vote::Scratch::default(),
         })
     }
@@ -151,6 +154,9 @@ impl Aggregator {
     }
 
     fn apply(&mut self, events: &EventList, worker_of: impl Fn(usize) -> u32) {
+        if events.is_empty() {
+            return;
+        }
         let mut source = vote::Source::new(events);
         for (i, view) in events.iter().enumerate() {
             let worker = worker_of(i);

@@ -121,6 +121,34 @@ impl EventList {
         self.data.nbytes()
     }
 
+    /// The events of each worker, in their order; workers in the order in which they first appear,
+    /// `None` for events that do not say. What is one worker's alone shares the columns.
+    pub fn by_worker(&self) -> Result<Vec<(Option<u32>, Self)>, EventsError> {
+        if !self.has_origins() && !self.is_empty() {
+            return Ok(vec![(None, self.clone())]);
+        }
+        let mut parts: Vec<(Option<u32>, Vec<usize>)> = Vec::new();
+        for (i, v) in self.iter().enumerate() {
+            let worker = v.origin().and_then(|o| o.worker);
+            match parts.iter_mut().rev().find(|(w, _)| *w == worker) {
+                Some((_, rows)) => rows.push(i),
+                None => parts.push((worker, vec![i])),
+            }
+        }
+        let split = |rows: Vec<usize>| -> Result<Self, EventsError> {
+            let (from, to) = (rows[0], rows[rows.len() - 1] + 1);
+            if to - from == rows.len() {
+                return Ok(self.slice(from..to));
+            }
+            let mut data = EventData::new();
+            for i in rows {
+                data.push_view(self.view(i))?;
+            }
+            Ok(data.into())
+        };
+        parts.into_iter().map(|(worker, rows)| Ok((worker, split(rows)?))).collect()
+    }
+
     /// Number of events that are kept in memory by this handle: those of the whole list for a slice.
     pub fn rows_in_memory(&self) -> usize {
         self.data.len()
