@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import signal
+import threading
 import time
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 from kvevents.errors import KVEventsError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import TracebackType
 
 __all__ = ["ChildError", "ChildGroup"]
@@ -24,10 +26,37 @@ class ChildError(KVEventsError, RuntimeError):
     """A process of the demo failed, died, or fell silent; says which and what was heard last."""
 
 
+_ENDING = {signal.SIGINT, signal.SIGTERM}
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Let a child be born whole: an interrupt that comes meanwhile is raised afterwards.
+
+    A child whose birth is cut short would print a traceback. It inherits the blocked signals, and lets them
+    through in :func:`_entry`, so that Ctrl-C cannot hit it while it imports either.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals only ever interrupt the main thread
+        return
+    came: list[int] = []
+    handlers = {number: signal.signal(number, lambda n, _frame: came.append(n)) for number in _ENDING}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for one in came:
+            signal.raise_signal(one)
+
+
 def _entry(main: Callable[..., None], pipe: Connection, args: tuple[Any, ...]) -> None:
     # Ctrl-C reaches the whole process group: the parent decides what then.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
     try:
         main(pipe, *args)
     except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -49,10 +78,11 @@ class ChildGroup:
         """Start ``main(pipe, *args)`` in a fresh interpreter."""
         ours, theirs = self._spawn.Pipe()
         process = self._spawn.Process(target=_entry, args=(main, theirs, args), name=name, daemon=True)
-        process.start()
-        theirs.close()
-        self._pipes[name] = ours
-        self._processes[name] = process
+        with _undisturbed():
+            process.start()
+            theirs.close()
+            self._pipes[name] = ours
+            self._processes[name] = process
 
     def send(self, name: str, word: str, value: Any = None) -> None:
         """Say something to a child.
@@ -64,30 +94,28 @@ class ChildGroup:
         except (BrokenPipeError, ConnectionResetError) as e:
             raise self._gone(name) from e
 
-    def receive(self) -> tuple[str, str, Any]:
-        """The next message of any child: its name, the word, and what belongs to it.
+    def expect(self, name: str, word: str, on_other: Callable[[str, str, Any], None] | None = None) -> Any:
+        """Wait until child ``name`` says ``word``; everything else goes to ``on_other``.
 
         :raises ChildError: where one failed or died, or none said anything for too long.
         """
-        by_pipe = {pipe: name for name, pipe in self._pipes.items()}
-        ready = wait(list(by_pipe), self._silence_s)
-        if not ready:
-            raise ChildError(
-                f"no process of {', '.join(self._pipes)} reported anything for {self._silence_s:g} s"
-            )
-        name = by_pipe[ready[0]]  # type: ignore[index]  # only connections were waited for
-        try:
-            word, value = self._pipes[name].recv()
-        except (EOFError, ConnectionResetError) as e:
-            raise self._gone(name) from e
-        if word == "failed":
-            raise ChildError(f"the {name} process failed: {value}")
-        return name, word, value
-
-    def expect(self, name: str, word: str, on_other: Callable[[str, str, Any], None] | None = None) -> Any:
-        """Wait until child ``name`` says ``word``; everything else goes to ``on_other``."""
         while True:
-            who, said, value = self.receive()
+            by_pipe = {pipe: who for who, pipe in self._pipes.items()}
+            ready = wait(list(by_pipe), self._silence_s)
+            if not ready:
+                listening = ", ".join(self._pipes)
+                raise ChildError(f"no process of {listening} reported anything for {self._silence_s:g} s")
+            who = by_pipe[ready[0]]  # type: ignore[index]  # only connections were waited for
+            try:
+                said, value = self._pipes[who].recv()
+            except (EOFError, ConnectionResetError) as e:
+                gone = self._gone(who)
+                if who == name or self._processes[who].exitcode != 0:
+                    raise gone from e
+                self._pipes.pop(who).close()  # it has done its part
+                continue
+            if said == "failed":
+                raise ChildError(f"the {who} process failed: {value}")
             if (who, said) == (name, word):
                 return value
             if on_other is not None:
