@@ -105,6 +105,8 @@ impl Naive {
 #[derive(Default)]
 pub struct Reader {
     pub counts: HashMap<Key, usize>,
+    /// The events are those of one partial block.
+    pub partial: bool,
 }
 
 impl Reader {
@@ -145,6 +147,11 @@ impl Reader {
         if exact {
             assert!(!v.is_irregular());
             assert_eq!(tokens.len(), hashes.len() * size);
+            if self.partial {
+                // A boundary inside a block continues what the reader has, or starts at the root.
+                let parent = before.clone().map(|h| (h, v.attrs().group_idx.expect("a group") as u16));
+                assert!(parent.is_none_or(|p| self.counts.contains_key(&p)));
+            }
         }
         if tokens.len() == hashes.len() * size {
             for (key, tokens) in hashes.iter().zip(tokens.chunks(size)) {
@@ -219,7 +226,8 @@ impl Driver {
 
     /// One operation, and the checks after it.
     pub fn step(&mut self, full_check: bool) {
-        match self.rng.below(20) {
+        let op = self.rng.below(20);
+        match op {
             0..=6 => self.admit(),
             7..=9 => self.decode(),
             10..=13 => self.finish(),
@@ -232,6 +240,7 @@ impl Driver {
         let lazy = !self.eager && !self.rng.one_in(12);
         if !lazy || full_check {
             let events = self.pool.take_events();
+            self.reader.partial = self.eager && matches!(op, 15..=16);
             self.reader.apply(&events, STEP, self.form, !self.every_copy);
             let held = self.naive.holders.iter();
             if self.every_copy {
