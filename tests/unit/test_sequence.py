@@ -290,3 +290,27 @@ def test_memory_of_seen_numbers_is_bounded(n: int) -> None:
     if n > 100:
         assert s.live(msg(5)) == [Skip(msg(5), "late")]
         assert s.live(msg(5, life=9))[0] == Wipe("restart")
+
+
+def test_stamps_that_are_a_little_out_of_order_cost_nothing() -> None:
+    s = Sequence()
+    stamps = [10.0, 9.9, 10.5, 9.7, 10.6]
+    for i, ts in enumerate(stamps):
+        assert numbers(s.live(msg(i, ts=ts))) == [i]
+    s.live(msg(6, ts=10.4))
+    s.live(msg(7, ts=10.2))
+    assert numbers(s.live(msg(5, ts=10.3))) == [5, 6, 7]
+
+
+def test_a_clock_that_went_back_within_a_life_is_found_out_by_the_log() -> None:
+    early = [msg(3 + i, ts=float(i)) for i in range(3)]
+    s = Sequence(limits=Limits(late_run=2))
+    for i in range(3):
+        s.live(msg(i, ts=1000.0 + i))
+    assert s.live(early[0]) == [Skip(early[0], "late")]
+    assert s.live(early[1]) == [Ask(2, 1, "probe")]
+    s.replayed(msg(2, ts=1002.0))
+    got = [a for m in early[:2] for a in s.replayed(m)]
+    assert numbers(got) == [3, 4]
+    s.replay_ended()
+    assert numbers(s.live(early[2])) == [5]

@@ -93,6 +93,9 @@ class Limits(NamedTuple):
     """Their bytes."""
     attempts: int = 3
     """Requests without progress before numbers are lost."""
+    slack_s: float = 1.0
+    """Stamps of one life may be out of order by so much: batches of several threads, small steps of a
+    clock."""
     late_run: int = 8
     """So many late messages with consecutive numbers are no late messages."""
 
@@ -324,7 +327,9 @@ class Sequence:
         if m.ts is None:
             return False
         last = self._last_ts
-        return (last is not None and m.ts < last) or (self._life_ts is not None and m.ts <= self._life_ts)
+        if last is not None and m.ts < last - self.limits.slack_s:
+            return True
+        return self._life_ts is not None and m.ts <= self._life_ts
 
     def _live(self, m: Message, out: list[Action]) -> None:
         if self._life_ts is not None and m.ts is not None and m.ts <= self._life_ts:
@@ -534,7 +539,7 @@ class Sequence:
             # The clock went back, so stamps tell nothing about lives.
             self._life_ts = None
         elif seq == self.first_seq:
-            self._life_ts = math.nextafter(ts, -math.inf)
+            self._life_ts = max(self._life_ts, ts - self.limits.slack_s)
             self._drop_stale(out)
 
     def _drop_stale(self, out: list[Action]) -> bool:
@@ -543,7 +548,7 @@ class Sequence:
         stale = []
         for _, (m, replayed) in sorted(self._held.items()):
             if m.ts is not None:
-                if m.ts < newest and not replayed:
+                if m.ts < newest - self.limits.slack_s and not replayed:
                     stale.append(m)
                 newest = max(newest, m.ts)
         return self._disown(stale, out)
