@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvevents import AllBlocksCleared, BlockRemoved, BlockStored, EventList, KVEventBatch, decode, encode
 from kvevents.errors import DecodeError
+
+pytestmark = pytest.mark.timeout(900)
 
 MISSING = object()
 
