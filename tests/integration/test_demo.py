@@ -70,6 +70,12 @@ def test_a_reader_that_leaves_one_removal_out_is_found_at_the_sequence():
     assert result["identical"] >= first["seq"]
 
 
+def test_breaking_the_reader_without_any_removal_is_told_not_passed():
+    code, out, err = finish(kvevents("demo", "--requests", "5", "--blocks", "5000", "--break-reader"))
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1].startswith("kvevents: break_reader: no block was removed")
+
+
 def test_the_verdict_for_people_names_the_sequence_too():
     code, out, err = finish(
         kvevents("demo", "--requests", "100", "--blocks", "300", "--rate", "2000", "--break-reader")

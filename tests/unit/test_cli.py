@@ -65,6 +65,7 @@ def test_version(capsys):
         (["simulate", "--trace", "/nothing/here", "--endpoint", "tcp://127.0.0.1:0"], 3, "/nothing/here"),
         (["tail"], 2, "ENDPOINT"),
         (["tail", "tcp://nowhere"], 2, "tcp://nowhere"),
+        (["tail", "tcp://0.0.0.0:5557"], 2, "0.0.0.0"),
         (["conform"], 2, "FILE"),
         (["conform", "/nothing/here"], 3, "/nothing/here"),
     ],

@@ -12,6 +12,7 @@ from kvevents.demo.engine import engine_main
 from kvevents.demo.link import link_main
 from kvevents.demo.reader import reader_main
 from kvevents.demo.verdict import DemoResult, ReaderReport, judge
+from kvevents.errors import ConfigError
 from kvevents.resident import ResidentKey, ResidentSet
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def run_demo(options: DemoOptions, progress: ProgressSink | None = None) -> Demo
     Returns when the reader has caught up, or has found that it cannot. Leaves no process, port or file
     behind, also when interrupted.
 
+    :raises ConfigError: ``break_reader`` where nothing was removed.
     :raises ChildError: where a process failed, died, or nothing moved for ``options.silence_s`` seconds.
     """
 
@@ -70,6 +72,11 @@ def run_demo(options: DemoOptions, progress: ProgressSink | None = None) -> Demo
         link = group.expect("link", "done")
         group.send("engine", "stop")
         sent = group.expect("engine", "stopped")
+    if options.break_reader and reader.left_out is None:
+        raise ConfigError(
+            f"break_reader: no block was removed in {engine.batches} batches, so none could be left out; "
+            f"serve more than {options.requests} requests or give fewer than {options.pool_blocks} blocks"
+        )
     return judge(
         options,
         engine,
