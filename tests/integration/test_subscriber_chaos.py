@@ -75,12 +75,14 @@ def test_a_bad_link_changes_nothing_in_what_is_rebuilt(seed: int) -> None:
                 deadline = time.monotonic() + 60
                 while mine._next.get("a", 0) < total:
                     assert time.monotonic() < deadline, (sub.stats(), link.counters)
-                    if len(digests) < total:
+                    # The first goes out until the link hears, so that the faults have something to work on.
+                    slow = link.counters.received == 0
+                    if len(digests) < (total // 3 if slow else total):
                         events = random_events(rng, known)
                         truth.apply(events)
                         digests.append(truth.digest())
                         publisher.publish(KVEventBatch(time.time(), events))
-                    item = sub.poll(0.0 if len(digests) < total else 0.5)
+                    item = sub.poll(0.02 if slow else 0.0 if len(digests) < total else 0.5)
                     if item is None:
                         continue
                     assert isinstance(item, Batch), item
@@ -90,7 +92,7 @@ def test_a_bad_link_changes_nothing_in_what_is_rebuilt(seed: int) -> None:
             c = link.counters
     finally:
         publisher.shutdown()
-    assert mine == ResidentSet() if not len(truth) else mine.keys() == truth.keys()
+    assert mine.keys() == truth.keys()
     assert mine.why_invalid() is None
     assert (stats.complete, stats.gaps, stats.resets) == (True, 0, 0)
     assert min(c.dropped, c.duplicated, c.delayed, c.reordered) > 5
