@@ -889,7 +889,7 @@ class Aggregator:
         """Applies events that each name their worker; `AggregatorTypeError` if one does not."""
 
     def step(self, reports: list[EventList | None]) -> EventList:
-        """One step: the reports by worker (`None` for silence), then `drain`."""
+        """One step: the reports by worker (`None` for silence), then `drain`. Faster than one `add` after another."""
 
     def drain(self) -> EventList:
         """Ends a step: removals, then stores, parents first, of what changed. Never a clear."""

@@ -260,7 +260,7 @@ impl World {
         }
     }
 
-    fn report(&mut self, worker: usize) {
+    fn report(&mut self, worker: usize) -> EventList {
         let mut data = EventData::new();
         let n = if self.rng.chance(20) { 0 } else { self.rng.below(4) as usize + 1 };
         for _ in 0..n {
@@ -284,7 +284,7 @@ impl World {
                 }
             }
         }
-        self.aggregator.add(worker as u32, &data.into()).unwrap();
+        data.into()
     }
 
     fn truth(&self, decide: Decide) -> BTreeSet<Key> {
@@ -304,8 +304,14 @@ impl World {
 
     fn step(&mut self, decide: Decide) -> Result<(), String> {
         self.plan();
-        for w in 0..self.workers as usize {
-            self.report(w);
+        let reports: Vec<(u32, EventList)> =
+            (0..self.workers).map(|w| (w, self.report(w as usize))).collect();
+        if self.rng.chance(50) {
+            self.aggregator.add_all(&reports).unwrap();
+        } else {
+            for (w, events) in &reports {
+                self.aggregator.add(*w, events).unwrap();
+            }
         }
         if self.rng.chance(3) {
             let w = self.rng.below(u64::from(self.workers)) as usize;

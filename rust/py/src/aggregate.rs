@@ -157,8 +157,8 @@ impl PyAggregator {
                     workers: a.workers(),
                 }));
             }
-            for (worker, list) in &lists {
-                a.add(*worker, list).map_err(|e| aggregate_error(&e))?;
+            if !lists.is_empty() {
+                a.add_all(&lists).map_err(|e| aggregate_error(&e))?;
             }
             a.drain().map_err(|e| events_error(&e))
         })?;

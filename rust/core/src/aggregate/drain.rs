@@ -23,6 +23,7 @@ impl Aggregator {
         let runs = self.changed(&mut gone);
         self.put_removals(&gone, &mut out)?;
         self.settle_removals(&gone);
+        self.reserve_for(&runs, &mut out);
         self.put_stores(&runs, Output::Drain, &mut out)?;
         for &run in &runs {
             self.settle_stores(run);
@@ -68,6 +69,18 @@ impl Aggregator {
         done?;
         self.put_bare(&bare, &mut out)?;
         Ok(out.into())
+    }
+
+    /// Makes room for whole runs at once: growing in steps copies and clears as much memory again.
+    fn reserve_for(&self, runs: &[u32], out: &mut EventData) {
+        let (mut hashes, mut tokens) = (0, 0);
+        for &run in runs {
+            let r = self.runs.get(run);
+            let size = self.runs.view(run).map_or(0, |v| v.attrs().block_size as usize);
+            hashes += (r.len as usize + 1) * self.spaces[r.space as usize].width;
+            tokens += r.len as usize * size;
+        }
+        out.reserve(runs.len(), hashes, tokens);
     }
 
     /// Sorts what may have changed: blocks that are gone into `gone`, runs with blocks that are new

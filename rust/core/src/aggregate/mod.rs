@@ -26,6 +26,8 @@ mod stats;
 mod table;
 mod vote;
 
+use std::ops::Range;
+
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 
@@ -153,21 +155,53 @@ impl Aggregator {
         Ok(())
     }
 
+    /// Applies one report of each of several workers; the same as adding them one by one, in chunks, so
+    /// that what workers say alike is compared while it is near. Of fields on which they differ, those
+    /// that stand earlier in a report count as first.
+    pub fn add_all(&mut self, reports: &[(u32, EventList)]) -> Result<(), AggregateError> {
+        const CHUNK: usize = 16;
+        for (worker, _) in reports {
+            self.check_worker(*worker)?;
+        }
+        let mut sources: Vec<_> = reports.iter().map(|(_, events)| vote::Source::new(events)).collect();
+        let longest = reports.iter().map(|(_, events)| events.len()).max().unwrap_or(0);
+        for start in (0..longest).step_by(CHUNK) {
+            for ((worker, events), source) in reports.iter().zip(&mut sources) {
+                self.apply_part(start..(start + CHUNK).min(events.len()), source, |_| *worker);
+            }
+        }
+        for source in sources {
+            source.release(&mut self.runs);
+        }
+        self.bound_waiting();
+        Ok(())
+    }
+
     fn apply(&mut self, events: &EventList, worker_of: impl Fn(usize) -> u32) {
         if events.is_empty() {
             return;
         }
         let mut source = vote::Source::new(events);
-        for (i, view) in events.iter().enumerate() {
-            let worker = worker_of(i);
+        self.apply_part(0..events.len(), &mut source, worker_of);
+        source.release(&mut self.runs);
+        self.bound_waiting();
+    }
+
+    fn apply_part(
+        &mut self,
+        part: Range<usize>,
+        source: &mut vote::Source<'_>,
+        worker_of: impl Fn(usize) -> u32,
+    ) {
+        let events = source.list;
+        for i in part {
+            let (view, worker) = (events.view(i), worker_of(i));
             match view.kind() {
-                EventKind::Stored => self.store(vote::Report { worker, view, row: i }, &mut source),
-                EventKind::Removed => self.remove(worker, view, &mut source),
+                EventKind::Stored => self.store(vote::Report { worker, view, row: i }, source),
+                EventKind::Removed => self.remove(worker, view, source),
                 EventKind::Cleared => self.drop_votes(worker),
             }
         }
-        source.release(&mut self.runs);
-        self.bound_waiting();
     }
 
     /// A worker left or restarted: its votes are gone, and [`Self::drain`] says what went with them.

@@ -165,6 +165,15 @@ impl Space {
         self.free[from..].reverse();
     }
 
+    /// Makes room for about `n` blocks more, none of which may come.
+    pub fn reserve(&mut self, n: usize) {
+        let n = n.saturating_sub(self.free.len());
+        self.table.reserve(n);
+        reserve(&mut self.records, n);
+        reserve(&mut self.keys, n * self.width);
+        reserve(&mut self.votes, n * self.words);
+    }
+
     /// A record without votes for a key that is not there.
     pub fn insert(&mut self, hash: u32, key: &[u8], negative: bool) -> u32 {
         let record = Record { run: NONE, meta: if negative { NEGATIVE } else { 0 } };

@@ -67,8 +67,19 @@ impl Table {
         self.slots[at] = slot;
     }
 
+    /// Makes room for `more` records at once.
+    pub fn reserve(&mut self, more: usize) {
+        if (self.len + more) * 5 > self.slots.len() * 4 {
+            self.grow_to((self.slots.len() * 3 / 2).max((self.len + more) * 5 / 4 + 1));
+        }
+    }
+
     fn grow(&mut self) {
-        let size = (self.slots.len() * 3 / 2).max(FIRST);
+        self.grow_to(self.slots.len() * 3 / 2);
+    }
+
+    fn grow_to(&mut self, size: usize) {
+        let size = size.max(FIRST);
         let old = std::mem::replace(&mut self.slots, vec![0; size]);
         old.into_iter().filter(|&s| s != 0).for_each(|s| self.place(s));
     }

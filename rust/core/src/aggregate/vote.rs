@@ -16,16 +16,18 @@ pub(super) struct Scratch {
 
 /// The list that is being applied.
 pub(super) struct Source<'a> {
-    list: &'a EventList,
+    pub list: &'a EventList,
     /// Its slot among the pinned lists, once a block needs its fields.
     slot: u32,
+    /// Room was made for its blocks.
+    reserved: bool,
     /// Space by number of attributes: integers, and bytes of the width seen last.
     spaces: Vec<[(u8, u32); 2]>,
 }
 
 impl<'a> Source<'a> {
     pub fn new(list: &'a EventList) -> Self {
-        Self { list, slot: NONE, spaces: Vec::new() }
+        Self { list, slot: NONE, reserved: false, spaces: Vec::new() }
     }
 
     /// From here on only runs keep the list.
@@ -195,6 +197,10 @@ impl Aggregator {
         let mut ids = std::mem::take(&mut self.scratch.ids);
         let mut segment: Option<Segment> = None;
         let negative = |key: &[u8]| view.raw_hashes().0 == HashForm::Int && key[7] & 0x80 != 0;
+        if !std::mem::replace(&mut src.reserved, true) {
+            // Where one block of a list is new, most are. Bounded by what the list itself takes.
+            self.spaces[s as usize].reserve(src.list.hash_bytes() / width);
+        }
         self.spaces[s as usize].prepare(keys.len() / width);
         for (k, key) in keys.chunks_exact(width).enumerate() {
             let space = &mut self.spaces[s as usize];

@@ -154,6 +154,12 @@ impl EventList {
         self.data.len()
     }
 
+    /// Bytes of hashes, parents included, of these events.
+    pub fn hash_bytes(&self) -> usize {
+        let end = |i: usize| i.checked_sub(1).map_or(0, |i| self.data.rows[i].hash_end as usize);
+        end(self.end) - end(self.start)
+    }
+
     pub(super) fn parts(&self) -> (&EventData, Range<usize>) {
         (&self.data, self.start..self.end)
     }
