@@ -248,6 +248,7 @@ impl Emitter {
     }
 
     /// Announces blocks.
+    #[inline]
     pub fn stored(&mut self, form: KeyForm, meta: &Meta, s: &Stored<'_>) {
         self.flush(form);
         if !self.admit() {

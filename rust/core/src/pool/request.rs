@@ -62,7 +62,7 @@ impl KeyForm {
 }
 
 #[inline]
-fn le(bytes: &[u8]) -> u64 {
+pub(super) fn le(bytes: &[u8]) -> u64 {
     bytes.first_chunk().map_or(0, |b: &[u8; 8]| u64::from_le_bytes(*b))
 }
 
