@@ -210,7 +210,7 @@ def events_add() -> Work:
     )
 
 
-DECODING = 64
+DECODING = 16
 
 
 def decode_by_handle(pool: BlockPool, requests: list[Request], held: list[Any]) -> None:
@@ -232,7 +232,7 @@ def decode_by_parts(pool: BlockPool, parts: list[tuple[Any, Any]], held: list[An
 
 
 def decode(form: str) -> Work:
-    """64 requests that fill one block each, step after step; events are taken once a step."""
+    """Sixteen requests that fill one block each, step after step; events are taken once a step."""
     requests = make_requests(DECODING)
     pool = BlockPool(DECODING * BLOCKS + 1, workloads.BLOCK, hash_form="int")
     held: list[Any] = []
