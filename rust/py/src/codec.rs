@@ -4,9 +4,10 @@
 //! is copied by the caller first. The lock is released only where the work is longer than the wait to
 //! get it back may be.
 
-use std::cell::RefCell;
+use std::cell::Cell;
 
-use kvevents_core::codec::{self, Decoded, Dialect, EncodeOptions, Encoder, Timestamp};
+use kvevents_core::codec::{self, Decoded, Dialect, EncodeOptions, Encoder, Loss, Timestamp};
+use kvevents_core::error::EncodeError;
 use kvevents_core::events::EventList;
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
@@ -23,7 +24,7 @@ const DETACH_ENCODE: usize = 512 * 1024;
 const KEEP: usize = 4 << 20;
 
 thread_local! {
-    static ENCODER: RefCell<Encoder> = RefCell::new(Encoder::new());
+    static ENCODER: Cell<Encoder> = Cell::new(Encoder::new());
 }
 
 fn ts_to_py(py: Python<'_>, ts: Timestamp) -> PyResult<Bound<'_, PyAny>> {
@@ -78,15 +79,15 @@ pub fn decode_batch<'py>(
     Ok((ts_to_py(py, ts)?, rank, events.into()))
 }
 
-/// Runs `work` with this thread's encoder.
+/// Runs `work` with this thread's encoder. It is taken out meanwhile, so whatever Python may run in
+/// between can encode too.
 pub(crate) fn with_encoder<R>(work: impl FnOnce(&mut Encoder) -> R) -> R {
-    ENCODER.with_borrow_mut(|encoder| {
-        let result = work(encoder);
-        if encoder.capacity() > KEEP {
-            *encoder = Encoder::new();
-        }
-        result
-    })
+    let mut encoder = ENCODER.take();
+    let result = work(&mut encoder);
+    if encoder.capacity() <= KEEP {
+        ENCODER.set(encoder);
+    }
+    result
 }
 
 struct Job {
@@ -95,13 +96,45 @@ struct Job {
     rank: Option<i64>,
     dialect: Dialect,
     options: EncodeOptions,
+    detach: bool,
 }
 
 impl Job {
-    /// Whether the lock is to be released: told by the caller, else by size.
-    fn detach(&self, asked: Option<bool>) -> bool {
-        asked.unwrap_or_else(|| self.events.nbytes() >= DETACH_ENCODE)
+    fn encode(&self, encoder: &mut Encoder) -> Result<(), EncodeError> {
+        encoder.encode(&self.events, self.ts, self.rank, self.dialect, self.options).map(|_| ())
     }
+
+    fn encode_reporting(&self, encoder: &mut Encoder) -> Vec<Loss> {
+        encoder.encode_reporting(&self.events, self.ts, self.rank, self.dialect, self.options).1
+    }
+
+    /// What `work` made of the job, and the payload.
+    fn run<'py, R: Send>(
+        &self,
+        py: Python<'py>,
+        work: impl Fn(&Self, &mut Encoder) -> R + Sync,
+    ) -> (R, Bound<'py, PyBytes>) {
+        with_encoder(|encoder| {
+            let result = if self.detach { py.detach(|| work(self, encoder)) } else { work(self, encoder) };
+            (result, PyBytes::new(py, encoder.payload()))
+        })
+    }
+}
+
+#[allow(clippy::too_many_arguments)]
+fn job(
+    events: &Bound<'_, PyAny>,
+    ts: &Bound<'_, PyAny>,
+    rank: Option<i64>,
+    dialect: &str,
+    lossy: bool,
+    metadata: bool,
+    detach: Option<bool>,
+) -> PyResult<Job> {
+    let events = extract_events(events)?;
+    let detach = detach.unwrap_or_else(|| events.nbytes() >= DETACH_ENCODE);
+    let options = EncodeOptions { lossy, metadata };
+    Ok(Job { events, ts: ts_from_py(ts)?, rank, dialect: self::dialect(dialect)?, options, detach })
 }
 
 /// The bytes of one batch.
@@ -118,23 +151,9 @@ pub fn encode_batch<'py>(
     metadata: bool,
     detach: Option<bool>,
 ) -> PyResult<Bound<'py, PyBytes>> {
-    let job = Job {
-        events: extract_events(events)?,
-        ts: ts_from_py(ts)?,
-        rank,
-        dialect: self::dialect(dialect)?,
-        options: EncodeOptions { lossy, metadata },
-    };
-    if job.detach(detach) {
-        let payload = py.detach(|| codec::encode(&job.events, job.ts, job.rank, job.dialect, job.options));
-        return payload.map(|p| PyBytes::new(py, &p)).map_err(|e| encode_error(py, &e));
-    }
-    with_encoder(|encoder| {
-        encoder
-            .encode(&job.events, job.ts, job.rank, job.dialect, job.options)
-            .map(|p| PyBytes::new(py, p))
-            .map_err(|e| encode_error(py, &e))
-    })
+    let job = job(events, ts, rank, dialect, lossy, metadata, detach)?;
+    let (result, payload) = job.run(py, Job::encode);
+    result.map(|()| payload).map_err(|e| encode_error(py, &e))
 }
 
 /// The bytes of every event that can be written, and `(index, field, reason)` of the others.
@@ -151,24 +170,8 @@ pub fn encode_batch_reporting<'py>(
     metadata: bool,
     detach: Option<bool>,
 ) -> PyResult<(Bound<'py, PyBytes>, Vec<(usize, &'static str, &'static str)>)> {
-    let job = Job {
-        events: extract_events(events)?,
-        ts: ts_from_py(ts)?,
-        rank,
-        dialect: self::dialect(dialect)?,
-        options: EncodeOptions { lossy, metadata },
-    };
-    let (payload, losses) = if job.detach(detach) {
-        let (p, losses) =
-            py.detach(|| codec::encode_reporting(&job.events, job.ts, job.rank, job.dialect, job.options));
-        (PyBytes::new(py, &p), losses)
-    } else {
-        with_encoder(|encoder| {
-            let (p, losses) =
-                encoder.encode_reporting(&job.events, job.ts, job.rank, job.dialect, job.options);
-            (PyBytes::new(py, p), losses)
-        })
-    };
+    let job = job(events, ts, rank, dialect, lossy, metadata, detach)?;
+    let (losses, payload) = job.run(py, Job::encode_reporting);
     Ok((payload, losses.into_iter().map(|l| (l.index, l.field, l.reason)).collect()))
 }
 

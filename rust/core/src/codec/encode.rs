@@ -3,6 +3,8 @@
 //! What follows the token ids of an event depends, almost always, on its attributes alone. It is built
 //! once for each entry of the table of attributes and copied from then on.
 
+use std::ops::Range;
+
 use crate::error::EncodeError;
 use crate::events::{Attrs, EventKind, EventList, EventView, ExtraKeys, HashForm, Rare, Tokens};
 use crate::msgpack;
@@ -156,6 +158,7 @@ pub trait Family {
 #[derive(Debug, Default)]
 pub struct Encoder {
     buf: Vec<u8>,
+    payload: Range<usize>,
 }
 
 /// The events' bytes start here; the header of the batch is put right before them when their number is
@@ -171,6 +174,11 @@ impl Encoder {
     /// Bytes that it keeps.
     pub fn capacity(&self) -> usize {
         self.buf.capacity()
+    }
+
+    /// The last payload; empty where the last call failed.
+    pub fn payload(&self) -> &[u8] {
+        &self.buf[self.payload.clone()]
     }
 
     /// One payload, valid until the next call. The first field without a place is an error, unless
@@ -221,6 +229,7 @@ impl Encoder {
         options: EncodeOptions,
         on_loss: &mut impl FnMut(Loss) -> Result<(), E>,
     ) -> Result<&[u8], E> {
+        self.payload = 0..0;
         let (end, written) = match dialect {
             Dialect::VllmMap033 => self.events(&VllmMap { v033: true }, events, options, on_loss)?,
             Dialect::VllmMap032 => self.events(&VllmMap { v033: false }, events, options, on_loss)?,
@@ -247,7 +256,8 @@ impl Encoder {
             None => w.byte(0xc0),
         }
         let end = w.at;
-        Ok(&self.buf[start..end])
+        self.payload = start..end;
+        Ok(self.payload())
     }
 
     /// All events from [`HEAD_ROOM`] on: the position after the last, and their number.
@@ -264,23 +274,24 @@ impl Encoder {
         self.room(HEAD_ROOM, 0);
         let (mut at, mut written) = (HEAD_ROOM, 0);
         for (index, v) in events.iter().enumerate() {
-            let slot = &mut suffixes[v.attrs_index() * 3 + v.kind() as usize];
+            let event = Seen::of(v);
+            let slot = &mut suffixes[v.attrs_index() * 3 + event.kind as usize];
             let suffix = slot.get_or_insert_with(|| {
-                Prepared::new(match v.kind() {
+                Prepared::new(match event.kind {
                     EventKind::Stored => family.stored(v.attrs()),
                     EventKind::Removed => family.removed(v.attrs()),
                     EventKind::Cleared => Suffix::default(),
                 })
             });
             if !options.lossy
-                && let Some(NoPlace { field, reason }) = fault(family, &v, &suffix.parts, options)
+                && let Some(NoPlace { field, reason }) = event.fault(family, &suffix.parts, options)
             {
                 on_loss(Loss { index, field, reason })?;
                 continue;
             }
-            self.room(at, size(&v, &suffix.parts, options));
+            self.room(at, event.size(&suffix.parts, options));
             let mut w = Writer { buf: &mut self.buf, at };
-            event(family, &v, suffix, options, &mut w);
+            event.write(family, suffix, options, &mut w);
             at = w.at;
             written += 1;
         }
@@ -322,36 +333,176 @@ pub fn encode_reporting(
     (payload.to_vec(), losses)
 }
 
-/// The first thing that the event says and the dialect cannot.
-fn fault<F: Family>(
-    family: &F,
-    v: &EventView<'_>,
-    suffix: &Suffix,
-    options: EncodeOptions,
-) -> Option<NoPlace> {
-    if suffix.fault.is_some() {
-        return suffix.fault;
+/// An event, taken apart once.
+struct Seen<'a> {
+    view: EventView<'a>,
+    kind: EventKind,
+    form: HashForm,
+    width: usize,
+    hashes: &'a [u8],
+    count: usize,
+    tokens: Tokens<'a>,
+    extra_keys: ExtraKeys<'a>,
+    has_rare: bool,
+}
+
+impl<'a> Seen<'a> {
+    #[inline]
+    fn of(view: EventView<'a>) -> Self {
+        let (form, width, hashes) = view.raw_hashes();
+        Self {
+            view,
+            kind: view.kind(),
+            form,
+            width,
+            hashes,
+            count: view.num_hashes(),
+            tokens: view.tokens(),
+            extra_keys: view.extra_keys(),
+            has_rare: view.has_rare(),
+        }
     }
-    let no_place = |field| Some(NoPlace { field, reason: NO_PLACE });
-    if v.kind() == EventKind::Stored && !family.has_extra_keys() && v.extra_keys() != ExtraKeys::Absent {
-        return no_place("extra_keys");
+
+    /// The first thing that the event says and the dialect cannot.
+    #[inline]
+    fn fault<F: Family>(&self, family: &F, suffix: &Suffix, options: EncodeOptions) -> Option<NoPlace> {
+        if suffix.fault.is_some() {
+            return suffix.fault;
+        }
+        let no_place = |field| Some(NoPlace { field, reason: NO_PLACE });
+        if !family.has_extra_keys() && self.extra_keys != ExtraKeys::Absent {
+            return no_place("extra_keys");
+        }
+        if !self.has_rare {
+            return None;
+        }
+        if self.view.rare(Rare::Lookahead).is_some() && family.lookahead().is_none() {
+            return no_place("lookahead_token_ids");
+        }
+        if options.metadata && !F::NAMED && self.view.rare(Rare::Metadata).is_some() {
+            return no_place("metadata");
+        }
+        let other = self.view.rare(Rare::Other)?;
+        if !F::NAMED {
+            return no_place("other_fields");
+        }
+        other_entries(other, self.kind)
+            .any(|entry| !entry.fits)
+            .then_some(NoPlace { field: "other_fields", reason: "names a known field, or a name is no str," })
     }
-    if !v.has_rare() {
-        return None;
+
+    /// It takes no more bytes than this.
+    #[inline]
+    fn size(&self, suffix: &Suffix, options: EncodeOptions) -> usize {
+        // The names of all fields together, the headers and the parent.
+        const NAMES: usize = 512;
+        // A tag and a length, or a tag, before each hash; a general one has its tag in the column.
+        let hashes = self.hashes.len() * 2 + self.count * 2;
+        let mut size =
+            NAMES + hashes + self.tokens.len() * 5 + suffix.before.len() + suffix.after.len() + self.count;
+        if self.has_rare {
+            for field in [Rare::Tokens, Rare::ExtraKeys, Rare::Lookahead, Rare::Other] {
+                size += self.view.rare(field).map_or(0, <[u8]>::len);
+            }
+            if options.metadata {
+                size += self.view.rare(Rare::Metadata).map_or(0, <[u8]>::len);
+            }
+        }
+        size
     }
-    if v.rare(Rare::Lookahead).is_some() && family.lookahead().is_none() {
-        return no_place("lookahead_token_ids");
+
+    #[inline]
+    fn write<F: Family>(
+        &self,
+        family: &F,
+        suffix: &mut Prepared,
+        options: EncodeOptions,
+        w: &mut Writer<'_>,
+    ) {
+        let kind = self.kind;
+        let named = if F::NAMED && self.has_rare { Named::of(&self.view, options) } else { Named::default() };
+        match kind {
+            EventKind::Cleared => {
+                family.header(w, kind, 1 + named.fields());
+                w.bytes(F::CLEARED);
+            }
+            EventKind::Removed => {
+                family.header(w, kind, 2 + suffix.parts.fields + named.fields());
+                w.bytes(F::REMOVED);
+                self.write_hashes(w);
+                suffix.write_plain(w);
+            }
+            EventKind::Stored => {
+                let extra = if family.has_extra_keys() { self.extra_keys } else { ExtraKeys::Absent };
+                let lookahead = if self.has_rare {
+                    family.lookahead().and_then(|name| Some((name, self.view.rare(Rare::Lookahead)?)))
+                } else {
+                    None
+                };
+                let fields = F::STORED_FIELDS
+                    + suffix.parts.fields
+                    + usize::from(extra != ExtraKeys::Absent)
+                    + usize::from(lookahead.is_some())
+                    + named.fields();
+                family.header(w, kind, fields);
+                w.bytes(F::STORED);
+                self.write_hashes(w);
+                w.bytes(F::PARENT);
+                match self.view.parent() {
+                    Some(h) => w.hash(h),
+                    None => w.byte(0xc0),
+                }
+                w.bytes(F::TOKENS);
+                match self.tokens {
+                    Tokens::Plain(t) => {
+                        w.array(t.len());
+                        w.at = tokens::write(w.buf, w.at, t);
+                    }
+                    Tokens::Wide(raw) => w.bytes(raw),
+                }
+                match extra {
+                    ExtraKeys::Absent if F::NAMED || !family.has_extra_keys() => suffix.write_plain(w),
+                    ExtraKeys::AllNil => suffix.write_nils::<F>(self.count, w),
+                    ExtraKeys::Absent => {
+                        w.bytes(&suffix.parts.before);
+                        w.byte(0xc0);
+                        w.bytes(&suffix.parts.after);
+                    }
+                    ExtraKeys::Raw(raw) => {
+                        w.bytes(&suffix.parts.before);
+                        w.bytes(F::EXTRA_KEYS);
+                        w.bytes(raw);
+                        w.bytes(&suffix.parts.after);
+                    }
+                }
+                if let Some((name, raw)) = lookahead {
+                    w.bytes(name);
+                    w.bytes(raw);
+                }
+            }
+        }
+        named.write(w);
     }
-    if options.metadata && !F::NAMED && v.rare(Rare::Metadata).is_some() {
-        return no_place("metadata");
+
+    #[inline]
+    fn write_hashes(&self, w: &mut Writer<'_>) {
+        w.array(self.count);
+        match self.form {
+            HashForm::Uint => {
+                let (words, _) = self.hashes.as_chunks();
+                for word in words {
+                    w.uint(u64::from_le_bytes(*word));
+                }
+            }
+            HashForm::Bytes if self.width == 32 => {
+                let (digests, _) = self.hashes.as_chunks();
+                for digest in digests {
+                    w.digest(digest);
+                }
+            }
+            _ => self.view.hashes().for_each(|h| w.hash(h)),
+        }
     }
-    let other = v.rare(Rare::Other)?;
-    if !F::NAMED {
-        return no_place("other_fields");
-    }
-    other_entries(other, v.kind())
-        .any(|entry| !entry.fits)
-        .then_some(NoPlace { field: "other_fields", reason: "names a known field, or a name is no str," })
 }
 
 /// One unknown field: its bytes, and whether it can stand beside the known ones.
@@ -370,100 +521,6 @@ fn other_entries(map: &[u8], kind: EventKind) -> impl Iterator<Item = OtherEntry
         at = end;
         Some(OtherEntry { bytes, fits })
     })
-}
-
-/// No event takes more bytes than this.
-fn size(v: &EventView<'_>, suffix: &Suffix, options: EncodeOptions) -> usize {
-    // The names of all fields together, the headers and the parent.
-    const NAMES: usize = 512;
-    let (form, width, hashes) = v.raw_hashes();
-    let hashes = match form {
-        HashForm::Uint | HashForm::Int => hashes.len() / 8 * 9,
-        HashForm::Bytes => hashes.len() / width.max(1) * (width + 2),
-        HashForm::Mixed => hashes.len() * 2,
-    };
-    let mut size = NAMES + hashes + v.tokens().len() * 5 + suffix.before.len() + suffix.after.len();
-    if v.extra_keys() == ExtraKeys::AllNil {
-        size += v.num_hashes();
-    }
-    if v.has_rare() {
-        for field in [Rare::Tokens, Rare::ExtraKeys, Rare::Lookahead, Rare::Other] {
-            size += v.rare(field).map_or(0, <[u8]>::len);
-        }
-        if options.metadata {
-            size += v.rare(Rare::Metadata).map_or(0, <[u8]>::len);
-        }
-    }
-    size
-}
-
-#[inline]
-fn event<F: Family>(
-    family: &F,
-    v: &EventView<'_>,
-    suffix: &mut Prepared,
-    options: EncodeOptions,
-    w: &mut Writer<'_>,
-) {
-    let kind = v.kind();
-    let named = if F::NAMED && v.has_rare() { Named::of(v, options) } else { Named::default() };
-    match kind {
-        EventKind::Cleared => {
-            family.header(w, kind, 1 + named.fields());
-            w.bytes(F::CLEARED);
-        }
-        EventKind::Removed => {
-            family.header(w, kind, 2 + suffix.parts.fields + named.fields());
-            w.bytes(F::REMOVED);
-            write_hashes(v, w);
-            suffix.write_plain(w);
-        }
-        EventKind::Stored => {
-            let extra = if family.has_extra_keys() { v.extra_keys() } else { ExtraKeys::Absent };
-            let lookahead = family.lookahead().and_then(|name| Some((name, v.rare(Rare::Lookahead)?)));
-            let fields = F::STORED_FIELDS
-                + suffix.parts.fields
-                + usize::from(extra != ExtraKeys::Absent)
-                + usize::from(lookahead.is_some())
-                + named.fields();
-            family.header(w, kind, fields);
-            w.bytes(F::STORED);
-            write_hashes(v, w);
-            w.bytes(F::PARENT);
-            match v.parent() {
-                Some(h) => w.hash(h),
-                None => w.byte(0xc0),
-            }
-            w.bytes(F::TOKENS);
-            match v.tokens() {
-                Tokens::Plain(t) => {
-                    w.array(t.len());
-                    w.at = tokens::write(w.buf, w.at, t);
-                }
-                Tokens::Wide(raw) => w.bytes(raw),
-            }
-            match extra {
-                ExtraKeys::Absent if F::NAMED || !family.has_extra_keys() => suffix.write_plain(w),
-                ExtraKeys::AllNil => suffix.write_nils::<F>(v.num_hashes(), w),
-                ExtraKeys::Absent => {
-                    w.bytes(&suffix.parts.before);
-                    w.byte(0xc0);
-                    w.bytes(&suffix.parts.after);
-                }
-                ExtraKeys::Raw(raw) => {
-                    w.bytes(&suffix.parts.before);
-                    w.bytes(F::EXTRA_KEYS);
-                    w.bytes(raw);
-                    w.bytes(&suffix.parts.after);
-                }
-            }
-            if let Some((name, raw)) = lookahead {
-                w.bytes(name);
-                w.bytes(raw);
-            }
-        }
-    }
-    named.write(w);
 }
 
 /// Fields that stand behind the known ones, under their own names.
@@ -495,20 +552,4 @@ impl<'a> Named<'a> {
             other_entries(raw, kind).filter(|e| e.fits).for_each(|e| w.bytes(e.bytes));
         }
     }
-}
-
-#[inline]
-fn write_hashes(v: &EventView<'_>, w: &mut Writer<'_>) {
-    let (form, _, bytes) = v.raw_hashes();
-    if form == HashForm::Uint {
-        w.array(bytes.len() / 8);
-        let (words, _) = bytes.as_chunks();
-        for word in words {
-            w.uint(u64::from_le_bytes(*word));
-        }
-        return;
-    }
-    let hashes = v.hashes();
-    w.array(hashes.len());
-    hashes.for_each(|h| w.hash(h));
 }

@@ -230,14 +230,17 @@ impl Fast {
         out: &mut EventData,
     ) -> Option<(AttrId, ExtraKeys<'a>, usize)> {
         for i in 0..REMEMBERED {
-            let Some(known) = self.endings[i] else { break };
+            let Some(known) = &self.endings[i] else { break };
             if known.kind == kind
                 && known.map == MAP
                 && known.fields == event.fields
                 && let Some((extra_keys, end)) = known.matches::<F, MAP>(event)
             {
-                self.endings.swap(0, i);
-                return Some((known.attrs, extra_keys, end));
+                let attrs = known.attrs;
+                if i > 0 {
+                    self.endings.swap(0, i);
+                }
+                return Some((attrs, extra_keys, end));
             }
         }
         let new = Ending::read::<MAP>(kind, event, out)?;

@@ -11,6 +11,9 @@ use super::reader;
 use super::shape::{Fault, Fields, value_fault};
 use super::tokens;
 
+/// More hashes than any event has; a bound on what is kept while one is read.
+const MAX_HASHES: usize = 1 << 22;
+
 /// What can go wrong while an event is added: the event's fault, or the columns are full.
 pub enum PushError {
     /// The event cannot be used.
@@ -106,6 +109,9 @@ fn hashes<'a>(buf: &'a [u8], f: &Fields) -> Result<Vec<HashRef<'a>>, Fault> {
         .ok_or_else(|| Fault::new("missing_field", name, "an array of hashes was expected", f.start))?;
     let (n, mut at) = msgpack::array_header(buf, at)
         .ok_or_else(|| Fault::bad(name, "an array of hashes was expected", at))?;
+    if n > MAX_HASHES {
+        return Err(Fault::bad(name, format!("at most {MAX_HASHES} hashes were expected"), at));
+    }
     // `buf` ends with the event, which was walked to its end: `n` items are really there.
     let mut out = Vec::with_capacity(n.min(buf.len() - at));
     for i in 0..n {

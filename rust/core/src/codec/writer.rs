@@ -127,6 +127,16 @@ impl Writer<'_> {
         }
     }
 
+    /// A digest of 32 bytes.
+    #[inline]
+    pub fn digest(&mut self, digest: &[u8; 32]) {
+        let mut all = [0; 34];
+        all[..2].copy_from_slice(&[0xc4, 32]);
+        all[2..].copy_from_slice(digest);
+        self.buf[self.at..self.at + 34].copy_from_slice(&all);
+        self.at += 34;
+    }
+
     /// A block hash, in the form in which it came.
     #[inline]
     pub fn hash(&mut self, h: HashRef<'_>) {

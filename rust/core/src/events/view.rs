@@ -220,7 +220,7 @@ impl<'a> EventView<'a> {
         let (form, width, bytes) = self.raw_hashes();
         match form {
             HashForm::Mixed => HashIter { form, width, left: mixed_count(bytes), bytes: &bytes[4..] },
-            _ => HashIter { form, width, left: bytes.len() / width.max(1), bytes },
+            _ => HashIter { form, width, left: count(width, bytes.len()), bytes },
         }
     }
 
@@ -340,6 +340,16 @@ impl<'a> EventView<'a> {
             (ExtraKeys::Raw(a), ExtraKeys::Raw(b)) => same_value(Some(a), Some(b)),
             _ => all_nil(self) && all_nil(other) && self.num_hashes() == other.num_hashes(),
         }
+    }
+}
+
+/// How many hashes of this width `len` bytes are. A division is dear, and widths are few.
+#[inline]
+fn count(width: usize, len: usize) -> usize {
+    match width {
+        8 => len / 8,
+        32 => len / 32,
+        _ => len / width.max(1),
     }
 }
 
