@@ -84,6 +84,10 @@ class EventList(Sequence[KVCacheEvent]):
         """Bytes of memory that the columns take."""
 
     @property
+    def clear_positions(self) -> list[int]:
+        """Indices of the clears."""
+
+    @property
     def num_blocks(self) -> tuple[int, int]:
         """Hashes in stores, hashes in removals."""
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 __all__ = [
     "AggregatorError",
     "AggregatorTypeError",
     "BlockError",
     "BlockTypeError",
     "ConfigError",
+    "ConnectorError",
     "DecodeError",
     "EncodeError",
     "EndpointInUseError",
@@ -37,6 +40,15 @@ class EventError(KVEventsError, ValueError):
 
 class EventTypeError(KVEventsError, TypeError):
     """Something that is not an event, or a field of the wrong type."""
+
+
+class ConnectorError(KVEventsError, RuntimeError):
+    """A connector that failed, or was used against its contract; names the child.
+
+    ``events`` holds what the other children gave in the same call, so that it is not lost with the failure.
+    """
+
+    events: Any = None
 
 
 class PickleError(KVEventsError, ValueError):

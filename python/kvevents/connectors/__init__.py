@@ -1,7 +1,44 @@
-"""Connectors: what moves blocks to and from other tiers, and reports it from worker to scheduler."""
+"""Connectors: vLLM's API without torch and without vLLM, with events that reach the scheduler."""
 
-from __future__ import annotations
-
+from kvevents.connectors.base import (
+    KVConnectorBase,
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorWorkerMetadata,
+)
 from kvevents.connectors.containers import KVConnectorKVEvents, LMCacheKVEvents, WorkerKVEvents
+from kvevents.connectors.factory import KVConnectorFactory
+from kvevents.connectors.mixin import KVEventsMixin, check_event_hooks
+from kvevents.connectors.multi import (
+    MultiConnector,
+    MultiKVConnectorMetadata,
+    MultiKVConnectorWorkerMetadata,
+)
+from kvevents.connectors.multi_events import MultiConnectorKVEvents
+from kvevents.connectors.output import KVConnectorOutput, ModelRunnerOutput
+from kvevents.connectors.output_aggregator import KVOutputAggregator
+from kvevents.connectors.stats import KVConnectorStats, MultiKVConnectorStats
 
-__all__ = ["KVConnectorKVEvents", "LMCacheKVEvents", "WorkerKVEvents"]
+__all__ = [
+    "KVConnectorBase",
+    "KVConnectorBase_V1",
+    "KVConnectorFactory",
+    "KVConnectorKVEvents",
+    "KVConnectorMetadata",
+    "KVConnectorOutput",
+    "KVConnectorRole",
+    "KVConnectorStats",
+    "KVConnectorWorkerMetadata",
+    "KVEventsMixin",
+    "KVOutputAggregator",
+    "LMCacheKVEvents",
+    "ModelRunnerOutput",
+    "MultiConnector",
+    "MultiConnectorKVEvents",
+    "MultiKVConnectorMetadata",
+    "MultiKVConnectorStats",
+    "MultiKVConnectorWorkerMetadata",
+    "WorkerKVEvents",
+    "check_event_hooks",
+]

@@ -581,6 +581,12 @@ impl PyEventList {
     }
 
     #[getter]
+    fn clear_positions(&self) -> Vec<usize> {
+        let clears = self.inner.iter().enumerate().filter(|(_, v)| v.kind() == EventKind::Cleared);
+        clears.map(|(i, _)| i).collect()
+    }
+
+    #[getter]
     fn num_blocks(&self) -> (usize, usize) {
         let count = |kind| self.inner.iter().filter(|v| v.kind() == kind).map(|v| v.num_hashes()).sum();
         (count(EventKind::Stored), count(EventKind::Removed))

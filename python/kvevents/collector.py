@@ -1,0 +1,169 @@
+"""What an engine calls once per step: everything that happened, as one batch to everybody.
+
+The collector joins the pool's events with those of the connectors, keeps what several sources hold
+announced exactly once, repairs what the wire's clear would wrongly tell of other tiers, and publishes.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Literal
+
+from kvevents._core import EventList, ResidentSet
+from kvevents.aggregate import Aggregator
+from kvevents.errors import ConfigError, ConnectorError
+from kvevents.events import KVEventBatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kvevents.publish import EventPublisher
+    from kvevents.sinks import EventSink
+
+__all__ = ["KVEventCollector"]
+
+logger = logging.getLogger(__name__)
+
+
+class KVEventCollector:
+    """Collects a step's events of one engine (one data-parallel rank) and publishes them.
+
+    - ``pool``: anything with ``take_events()``, or ``None``.
+    - ``connectors``: scheduler halves. A block that several of them hold in one tier is announced once,
+      and removed when the last lets it go. Their tiers are other than the pool's.
+    - ``clear``: the wire's clear has no scope, readers wipe every tier of the rank. ``"reannounce"``
+      follows the pool's clear, in the same batch, by stores of all blocks that connectors still hold;
+      ``"expand"`` sends removals of the pool's blocks instead of the clear.
+    - ``flush_interval_s``: an idle engine still speaks: what :meth:`update` brought is published by a
+      timer after at most this long (0 switches the timer off).
+
+    Thread-safe: the engine calls :meth:`step`; :meth:`update` may be called from another thread. A
+    failing connector is counted and logged and costs the others nothing.
+    """
+
+    def __init__(
+        self,
+        pool: Any,
+        connectors: Sequence[Any] = (),
+        *,
+        publisher: EventPublisher | None = None,
+        sinks: Sequence[EventSink] = (),
+        data_parallel_rank: int | None = None,
+        clear: Literal["reannounce", "expand"] = "reannounce",
+        flush_interval_s: float = 0.1,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        if clear not in ("reannounce", "expand"):
+            raise ConfigError(f"clear: 'reannounce' or 'expand', saw {clear!r}")
+        self._pool = pool
+        self._connectors = list(connectors)
+        self._publisher = publisher
+        self._rank = data_parallel_rank
+        self._clock = clock
+        # Who holds a block: sources instead of workers, any of them is enough.
+        self._held = Aggregator(len(self._connectors), rule="any", keep_content=True) if connectors else None
+        self._pool_set = ResidentSet() if clear == "expand" else None
+        self._lock = threading.Lock()
+        self._counters = dict.fromkeys(("batches", "events", "clears", "flushes", "connector_failures"), 0)
+        self._sinks = None
+        if sinks:
+            from kvevents.sinks import SinkRunner  # noqa: PLC0415 - a thread only where there are sinks
+
+            self._sinks = SinkRunner(sinks)
+        self._pending = False
+        self._stop = threading.Event()
+        self._timer: threading.Thread | None = None
+        if flush_interval_s > 0 and self._connectors:
+            self._interval = flush_interval_s
+            self._timer = threading.Thread(target=self._flush_loop, name="kvevents-flush", daemon=True)
+            self._timer.start()
+
+    def update(self, connector_output: Any, connector: int = 0) -> None:
+        """Hand the workers' (aggregated) output to a connector; published by the next step or the timer."""
+        with self._lock:
+            self._connectors[connector].update_connector_output(connector_output)
+            self._pending = True
+
+    def step(self) -> KVEventBatch | None:
+        """Collect, publish and return this step's batch; ``None`` where nothing happened."""
+        with self._lock:
+            return self._collect()
+
+    def flush(self) -> KVEventBatch | None:
+        """Publish now what is waiting; what the timer and administrative calls (reset, sleep) use."""
+        with self._lock:
+            self._counters["flushes"] += 1
+            return self._collect()
+
+    def stats(self) -> dict[str, int]:
+        """Return counters: batches, events, clears, flushes by the timer, connector failures, sink losses."""
+        with self._lock:
+            counters = dict(self._counters)
+        return counters | (self._sinks.stats() if self._sinks else {})
+
+    def close(self, timeout: float = 2.0) -> None:
+        """Publish what is waiting and stop the timer and the sinks. The publisher stays its owner's."""
+        self._stop.set()
+        if self._timer is not None:
+            self._timer.join(timeout)
+        self.flush()
+        if self._sinks is not None:
+            self._sinks.shutdown(timeout)
+
+    # ---------------------------------------------------------------- inside the lock
+
+    def _collect(self) -> KVEventBatch | None:
+        self._pending = False
+        events = self._take_pool()
+        if self._held is not None:
+            if events.clear_positions:
+                events += self._held.snapshot()
+            for i, connector in enumerate(self._connectors):
+                self._held.add(i, self._take(connector))
+            events += self._held.drain()
+        if not len(events):
+            return None
+        batch = KVEventBatch(ts=self._clock(), events=events, data_parallel_rank=self._rank)
+        self._counters["batches"] += 1
+        self._counters["events"] += len(events)
+        if self._publisher is not None:
+            self._publisher.publish(batch)
+        if self._sinks is not None:
+            self._sinks.put(batch, dict(self._counters))
+        return batch
+
+    def _take_pool(self) -> EventList:
+        events = EventList() if self._pool is None else EventList(self._pool.take_events())
+        if events.clear_positions:
+            self._counters["clears"] += 1
+        return events if self._pool_set is None else self._expand_clears(events, self._pool_set)
+
+    @staticmethod
+    def _expand_clears(events: EventList, held: ResidentSet) -> EventList:
+        """Put removals of what the pool held in the place of each clear."""
+        expanded, start = EventList(), 0
+        for clear in events.clear_positions:
+            before = events[start:clear]
+            held.apply(before)
+            expanded += before + held.difference(ResidentSet())
+            held.clear()
+            start = clear + 1
+        rest = events[start:]
+        held.apply(rest)
+        return expanded + rest
+
+    def _take(self, connector: Any) -> EventList:
+        try:
+            return EventList(connector.take_events())
+        except Exception as e:
+            self._counters["connector_failures"] += 1
+            logger.exception("take_events() of %s failed; its events follow when it works", type(connector).__name__)
+            kept = getattr(e, "events", None) if isinstance(e, ConnectorError) else None
+            return EventList() if kept is None else kept
+
+    def _flush_loop(self) -> None:
+        while not self._stop.wait(self._interval):
+            if self._pending:
+                self.flush()

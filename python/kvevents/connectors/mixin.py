@@ -1,0 +1,144 @@
+"""The event half of a connector: records in the workers, votes in the scheduler.
+
+A connector for a real engine inherits :class:`KVEventsMixin` beside that engine's own base class; the
+base of this package uses the same mixin. The state of the vote lives here, in the scheduler half, and
+nowhere else.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from kvevents._core import EventList, KVEventRecorder
+from kvevents.aggregate import Aggregator
+from kvevents.connectors.containers import WorkerKVEvents
+from kvevents.connectors.tagging import iter_worker_events
+from kvevents.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvevents.aggregate import Rule
+    from kvevents.connectors.containers import KVConnectorKVEvents
+    from kvevents.connectors.output import KVConnectorOutput
+
+__all__ = ["KVEventsMixin", "check_event_hooks"]
+
+_HOOKS = ("get_kv_connector_kv_cache_events", "update_connector_output", "take_events")
+
+
+class KVEventsMixin:
+    """Records events in the worker half, aggregates them per block in the scheduler half.
+
+    Class attributes say what the connector promises:
+
+    - ``kv_events_rule``: how many workers must hold a block before it is announced (``"all"``, ``"any"``,
+      a number, or a ``Quorum``); ``kv_events_group_rules`` overrides it per KV cache group.
+    - ``emits_removals``: whether every block that leaves the tier is announced. A store-only tier says
+      ``False``, and readers let its blocks expire.
+    - ``emits_kv_events``: whether there are events at all.
+
+    ``self.kv_events`` in the worker half is a :class:`KVEventRecorder`; it may be used from any thread.
+    """
+
+    kv_events_rule: ClassVar[Rule] = "all"
+    kv_events_group_rules: ClassVar[Mapping[int, Rule]] = {}
+    emits_removals: ClassVar[bool] = True
+    emits_kv_events: ClassVar[bool] = True
+
+    _kv_recorder: KVEventRecorder | None = None
+    _kv_aggregator: Aggregator | None = None
+
+    # ---------------------------------------------------------------- worker half
+
+    @property
+    def kv_events(self) -> KVEventRecorder:
+        """Where the worker half records what it stored and dropped. Made on first use."""
+        if self._kv_recorder is None:
+            self._kv_recorder = KVEventRecorder()
+        return self._kv_recorder
+
+    def get_kv_connector_kv_cache_events(self) -> KVConnectorKVEvents | None:
+        """Hand over what was recorded since the last call; called after each step.
+
+        Returns ``None`` where nothing was recorded, which changes nothing at the other end.
+        """
+        if self._kv_recorder is None:
+            return None
+        events = self._kv_recorder.take()
+        return WorkerKVEvents(events) if len(events) else None
+
+    # ---------------------------------------------------------------- scheduler half
+
+    def kv_events_num_workers(self) -> int:
+        """Return the number of workers that vote.
+
+        Taken from the engine's configuration (``parallel_config.world_size``); override it where the
+        connector knows better.
+        """
+        config = getattr(self, "_vllm_config", None)
+        parallel = getattr(config, "parallel_config", None)
+        size = getattr(parallel, "world_size", None) or getattr(config, "num_workers", None)
+        if size is None and isinstance(config, dict):
+            size = config.get("num_workers")
+        if not isinstance(size, int) or size < 1:
+            raise ConfigError(
+                f"{type(self).__name__}: the number of workers is not known; give parallel_config.world_size "
+                "or num_workers in the configuration, or override kv_events_num_workers()"
+            )
+        return size
+
+    @property
+    def kv_event_votes(self) -> Aggregator:
+        """The votes of all workers. Made on first use; ``stats()`` says who waits for whom."""
+        if self._kv_aggregator is None:
+            self._kv_aggregator = Aggregator(
+                self.kv_events_num_workers(),
+                rule=self.kv_events_rule,
+                group_rules=self.kv_events_group_rules or None,
+            )
+        return self._kv_aggregator
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        """Count what the workers reported in this step."""
+        container = connector_output.kv_cache_events
+        if container is None:
+            return
+        votes = self.kv_event_votes
+        for worker, events in iter_worker_events(container):
+            votes.add(worker, events)
+
+    def take_events(self) -> EventList:
+        """Return what became resident, or ceased to be, by the rule since the last call."""
+        if self._kv_aggregator is None:
+            return EventList()
+        return self._kv_aggregator.drain()
+
+
+def check_event_hooks(connector: Any) -> None:
+    """Refuse a connector that promises events but whose events cannot reach the scheduler.
+
+    That is one that sets ``emits_kv_events`` and neither inherits nor overrides one of the hooks. Raises
+    :class:`ConfigError` naming the class and the hook.
+    """
+    if not getattr(connector, "emits_kv_events", False):
+        return
+    cls = type(connector)
+    for hook in _HOOKS:
+        method = inspect.getattr_static(cls, hook, None)
+        if method is None or not _does_something(method):
+            raise ConfigError(
+                f"{cls.__module__}.{cls.__qualname__} says that it emits KV events but does not hand them over: "
+                f"{hook}() is {'missing' if method is None else 'a no-op'}. "
+                "Inherit kvevents.connectors.KVEventsMixin before the engine's base class, or override it"
+            )
+
+
+def _does_something(method: Any) -> bool:
+    """Whether a hook is more than the no-op that engines' base classes have."""
+    code = getattr(inspect.unwrap(method), "__code__", None)
+    if code is None:
+        return True
+    # A no-op body is a docstring and `return None` or `return ()`: it names nothing and calls nothing.
+    return bool(code.co_names or code.co_freevars)

@@ -1,0 +1,166 @@
+"""A lower tier that behaves as real ones do: late, in pieces, and sometimes not at all.
+
+Each worker keeps its own shard of every block and its own order of eviction. Stores finish up to three
+steps later, in splits of the worker's own, and some fail. What a worker really holds goes into its
+*ledger*, beside and independent of the events that it records.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from kvevents._core import EventList
+from kvevents.connectors import KVConnectorBase, KVConnectorMetadata, KVConnectorRole
+
+if TYPE_CHECKING:
+    from kvevents.aggregate import Rule
+
+__all__ = ["TierConfig", "TierConnector", "TierMetadata"]
+
+
+@dataclass(frozen=True)
+class TierConfig:
+    """One connector of a mock engine; travels to the workers by pickle."""
+
+    medium: str = "CPU"
+    capacity: int = 4096
+    """Blocks that a worker holds before it evicts the least recently stored."""
+    rule: Rule = "all"
+    num_workers: int = 1
+    worker: int = 0
+    seed: int = 0
+    max_delay: int = 3
+    """Steps that a store may take."""
+    fail_rate: float = 0.01
+    """Share of the stores that fail, in one worker each."""
+
+
+@dataclass
+class TierMetadata(KVConnectorMetadata):
+    """What the workers are to store: the blocks that the pool stored in this step."""
+
+    step: int
+    stored: EventList
+
+
+@dataclass
+class _Pending:
+    due: int
+    ticket: int
+    hashes: list[bytes | int]
+    fails: bool
+
+
+@dataclass
+class _Step:
+    metadata: TierMetadata | None = None
+    pending: list[_Pending] = field(default_factory=list)
+
+
+class TierConnector(KVConnectorBase):
+    """Stores every block that the engine's pool stored, in every worker."""
+
+    def __init__(self, vllm_config: TierConfig, role: KVConnectorRole, kv_cache_config: Any = None) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._config = vllm_config
+        self._rng = random.Random(f"{vllm_config.seed}/{vllm_config.worker}")  # noqa: S311 - repeatable, not secret
+        self._held: OrderedDict[bytes | int, None] = OrderedDict()
+        self._pending: list[_Pending] = []
+        self.ledger: list[tuple[str, bytes | int]] = []
+        """What really came (``+``) and went (``-``) since it was last emptied, in order."""
+
+    # ---------------------------------------------------------------- worker half
+
+    def wait_for_save(self) -> None:
+        """Begin this step's stores, and finish those that are due."""
+        meta = self._connector_metadata
+        if not isinstance(meta, TierMetadata):
+            return
+        for event in meta.stored:
+            self._begin(event, meta.step)
+        due = [p for p in self._pending if p.due <= meta.step]
+        self._pending = [p for p in self._pending if p.due > meta.step]
+        for p in due:
+            self._finish(p)
+
+    def _begin(self, event: Any, step: int) -> None:
+        size, n = event.block_size, len(event.block_hashes)
+        start = 0
+        while start < n:
+            # Every worker cuts a run in its own way.
+            end = min(n, start + self._rng.choice((1, 2, 3, 5, 8, n)))
+            ticket = self.kv_events.begin_store(
+                event.block_hashes,
+                event.parent_block_hash,
+                event.token_ids,
+                size,
+                start=start,
+                end=end,
+                medium=self._config.medium,
+                group_idx=event.group_idx,
+                lora_name=event.lora_name,
+                extra_keys=event.extra_keys,
+            )
+            delay = self._rng.choice((0, 0, 0, *range(1, self._config.max_delay + 1)))
+            fails = self._rng.random() < self._config.fail_rate
+            self._pending.append(_Pending(step + delay, ticket, event.block_hashes[start:end], fails))
+            start = end
+
+    def _finish(self, p: _Pending) -> None:
+        if p.fails:
+            # A part may have made it before the failure.
+            done = self._rng.randrange(len(p.hashes))
+            if done == 0:
+                self.kv_events.fail(p.ticket)
+                return
+            self._make_room(p.hashes[:done])
+            self.kv_events.complete(p.ticket, stored=done)
+            self._keep(p.hashes[:done])
+            return
+        self._make_room(p.hashes)
+        self.kv_events.complete(p.ticket)
+        self._keep(p.hashes)
+
+    def _make_room(self, hashes: list[bytes | int]) -> None:
+        """Evict before the store: the removal comes before it in the stream, too."""
+        new = sum(1 for h in hashes if h not in self._held)
+        gone = []
+        while self._held and len(self._held) + new > self._config.capacity:
+            h, _ = self._held.popitem(last=False)
+            gone.append(h)
+            self.ledger.append(("-", h))
+        if gone:
+            self.kv_events.removed(gone, medium=self._config.medium, group_idx=0)
+
+    def _keep(self, hashes: list[bytes | int]) -> None:
+        for h in hashes:
+            if h not in self._held:
+                self.ledger.append(("+", h))
+            self._held[h] = None
+            self._held.move_to_end(h)
+
+    # ---------------------------------------------------------------- scheduler half
+
+    def kv_events_num_workers(self) -> int:
+        """Return the number of workers of the mock engine."""
+        return self._config.num_workers
+
+    @property
+    def kv_events_rule(self) -> Rule:  # type: ignore[override] - per connector here, not per class
+        """The rule of this tier's configuration."""
+        return self._config.rule
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """Nothing is ever loaded: the mock engine has no memory to load into."""
+        return 0, False
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """Nothing to note."""
+
+    def build_connector_meta(self, scheduler_output: Any) -> TierMetadata:
+        """Tell the workers what the pool stored in this step."""
+        step, stored = scheduler_output
+        return TierMetadata(step, stored)
