@@ -72,6 +72,12 @@ class EventList(Sequence[KVCacheEvent]):
     def by_worker(self) -> list[tuple[int | None, EventList]]:
         """The events of each worker by their origin, in their order; `None` for events that do not say."""
 
+    def by_source(self) -> list[tuple[str | None, EventList]]:
+        """The events of each source by their origin, in their order; `None` for events that do not say."""
+
+    def with_source(self, source: str | None, *, nest: bool = False) -> EventList:
+        """The same events, said to come from `source`; workers stay. `nest` keeps an old source as `source/old`."""
+
     def is_irregular(self, index: int) -> bool:
         """Whether this event is irregular; `IndexError` outside the list."""
 
@@ -767,6 +773,91 @@ class EventQueue:
     @property
     def max_queued_events(self) -> int:
         """The bound, in pushes."""
+
+# ---------------------------------------------------------------- record
+
+@final
+class KVEventRecorder:
+    """What a connector's worker half records: events, and stores that finish later. Safe from several threads.
+
+    A store is announced when it is done. Its fields are captured at `begin_store`, since the request may be gone
+    later. Bounded as `EventQueue` is. Errors come before anything changed.
+    """
+
+    def __new__(cls, *, max_queued_events: int = 100_000, max_open_stores: int = 100_000) -> Self:
+        """Nothing recorded yet. `ConfigError` for a bound below 1."""
+
+    def begin_store(
+        self,
+        block_hashes: BlockHashes | Sequence[bytes | int] | Buffer,
+        parent_block_hash: bytes | int | None,
+        token_ids: Sequence[int] | Buffer,
+        block_size: int,
+        *,
+        start: int = 0,
+        end: int | None = None,
+        lora_id: int | None = None,
+        medium: str | None = ...,  # CPU
+        lora_name: str | None = None,
+        extra_keys: Sequence[tuple[object, ...] | None] | None = None,
+        group_idx: int | None = None,
+        kv_cache_spec_kind: str | None = None,
+        kv_cache_spec_sliding_window: int | None = None,
+        locality: str | None = None,
+        ownership: str | None = None,
+        session_id: str | None = None,
+        cache_salt: str | None = None,
+        metadata: Mapping[str, object] | None = None,
+    ) -> int:
+        """A store of blocks `start` to `end` of these (whole) lists begins; returns its ticket.
+
+        `parent_block_hash` is the parent of the lists' first block. `EventError` where the numbers of hashes,
+        tokens and keys do not fit together, `RecordError` where too many stores are open.
+        """
+
+    def complete(self, ticket: int, stored: int | Sequence[int] | None = None) -> None:
+        """The store is done: all of it, its first `stored` blocks, or those at these ascending positions.
+
+        `RecordError` for a ticket that is not open, and for blocks that the store has not.
+        """
+
+    def fail(self, ticket: int) -> None:
+        """The store failed: nothing is announced. `RecordError` for a ticket that is not open."""
+
+    def removed(
+        self,
+        block_hashes: BlockHashes | Sequence[bytes | int] | Buffer,
+        *,
+        medium: str | None = ...,  # CPU
+        group_idx: int | None = None,
+        locality: str | None = None,
+        ownership: str | None = None,
+        metadata: Mapping[str, object] | None = None,
+    ) -> None:
+        """Blocks are no longer held. Record it before the store that they make room for."""
+
+    def cleared(self, *, metadata: Mapping[str, object] | None = None) -> None:
+        """Nothing is held any more; takes this worker's votes for this connector, and no other's."""
+
+    def append(self, event: KVCacheEvent) -> None:
+        """Record one event object, as it is. `EventError` or `EventTypeError` says what is wrong with it."""
+
+    def extend(self, events: EventList | Iterable[KVCacheEvent]) -> None:
+        """Record events, all or none of them."""
+
+    def take(self) -> EventList:
+        """Everything since the last call. O(1)."""
+
+    def __len__(self) -> int:
+        """Events that wait, joined ones counted once."""
+
+    @property
+    def open_stores(self) -> int:
+        """Stores that began and neither completed nor failed."""
+
+    @property
+    def dropped_events(self) -> int:
+        """Events that were dropped since nobody took them."""
 
 # ---------------------------------------------------------------- index
 

@@ -159,7 +159,9 @@ class KVEventCollector:
             return EventList(connector.take_events())
         except Exception as e:
             self._counters["connector_failures"] += 1
-            logger.exception("take_events() of %s failed; its events follow when it works", type(connector).__name__)
+            logger.exception(
+                "take_events() of %s failed; its events follow when it works", type(connector).__name__
+            )
             kept = getattr(e, "events", None) if isinstance(e, ConnectorError) else None
             return EventList() if kept is None else kept
 

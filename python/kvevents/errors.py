@@ -22,6 +22,7 @@ __all__ = [
     "PickleError",
     "PublisherClosedError",
     "PublisherError",
+    "RecordError",
     "SequenceError",
     "TokenError",
     "TokenTypeError",
@@ -49,6 +50,10 @@ class ConnectorError(KVEventsError, RuntimeError):
     """
 
     events: Any = None
+
+
+class RecordError(KVEventsError, ValueError):
+    """A ticket or blocks that a recorder does not have: nothing was changed."""
 
 
 class PickleError(KVEventsError, ValueError):

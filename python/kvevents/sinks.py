@@ -12,6 +12,7 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvevents.errors import ConfigError
@@ -33,7 +34,7 @@ class EventSink(ABC):
     def record(self, batch: KVEventBatch, counters: Mapping[str, int]) -> None:
         """Take one batch, with its metadata, and the collector's counters so far."""
 
-    def shutdown(self) -> None:
+    def shutdown(self) -> None:  # noqa: B027 - most sinks hold nothing
         """Let go of what the sink holds."""
 
 
@@ -61,10 +62,11 @@ class EventSinkFactory:
         if not colon:
             known = ", ".join(sorted(cls._registry)) or "none"
             raise ConfigError(
-                f"unknown sink {name!r}; registered are: {known}. A path has the form 'package.module:factory'"
+                f"unknown sink {name!r}; registered are: {known}. A path is 'package.module:factory'"
             )
+        factory: Callable[[Any, int], EventSink]
         try:
-            factory: Callable[[Any, int], EventSink] = getattr(importlib.import_module(module_path), attribute)
+            factory = getattr(importlib.import_module(module_path), attribute)
         except (ImportError, AttributeError) as e:
             raise ConfigError(f"sink {name!r} cannot be loaded: {e}") from e
         return factory
@@ -113,7 +115,7 @@ class SinkRunner:
                     break
                 item = self._queue.popleft()
             for i, sink in enumerate(self._sinks):
-                self._call(i, lambda s=sink, it=item: s.record(*it))
+                self._call(i, partial(sink.record, *item))
         for i, sink in enumerate(self._sinks):
             self._call(i, sink.shutdown)
 

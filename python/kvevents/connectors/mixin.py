@@ -8,7 +8,7 @@ nowhere else.
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from kvevents._core import EventList, KVEventRecorder
 from kvevents.aggregate import Aggregator
@@ -31,7 +31,7 @@ _HOOKS = ("get_kv_connector_kv_cache_events", "update_connector_output", "take_e
 class KVEventsMixin:
     """Records events in the worker half, aggregates them per block in the scheduler half.
 
-    Class attributes say what the connector promises:
+    Attributes, of the class or set before the first step, say what the connector promises:
 
     - ``kv_events_rule``: how many workers must hold a block before it is announced (``"all"``, ``"any"``,
       a number, or a ``Quorum``); ``kv_events_group_rules`` overrides it per KV cache group.
@@ -42,10 +42,10 @@ class KVEventsMixin:
     ``self.kv_events`` in the worker half is a :class:`KVEventRecorder`; it may be used from any thread.
     """
 
-    kv_events_rule: ClassVar[Rule] = "all"
-    kv_events_group_rules: ClassVar[Mapping[int, Rule]] = {}
-    emits_removals: ClassVar[bool] = True
-    emits_kv_events: ClassVar[bool] = True
+    kv_events_rule: Rule = "all"
+    kv_events_group_rules: Mapping[int | None, Rule] | None = None
+    emits_removals: bool = True
+    emits_kv_events: bool = True
 
     _kv_recorder: KVEventRecorder | None = None
     _kv_aggregator: Aggregator | None = None
@@ -96,7 +96,7 @@ class KVEventsMixin:
             self._kv_aggregator = Aggregator(
                 self.kv_events_num_workers(),
                 rule=self.kv_events_rule,
-                group_rules=self.kv_events_group_rules or None,
+                group_rules=self.kv_events_group_rules,
             )
         return self._kv_aggregator
 

@@ -43,7 +43,9 @@ class MultiKVConnectorWorkerMetadata(KVConnectorWorkerMetadata):
     def aggregate(self, other: KVConnectorWorkerMetadata) -> MultiKVConnectorWorkerMetadata:
         """Aggregate child by child."""
         if not isinstance(other, MultiKVConnectorWorkerMetadata) or len(other.metadata) != len(self.metadata):
-            raise ConnectorError("worker metadata of MultiConnectors with different children cannot be joined")
+            raise ConnectorError(
+                "worker metadata of MultiConnectors with different children cannot be joined"
+            )
         pairs = zip(self.metadata, other.metadata, strict=True)
         joined = tuple(b if a is None else a if b is None else a.aggregate(b) for a, b in pairs)
         return MultiKVConnectorWorkerMetadata(joined)
@@ -69,7 +71,9 @@ class MultiConnector(KVConnectorBase):
         self._connectors = list(connectors)
         for i, c in enumerate(self._connectors):
             if getattr(c, "role", role) is not role:
-                raise ConfigError(f"child {i} ({type(c).__name__}) has the role {c.role.name}, not {role.name}")
+                raise ConfigError(
+                    f"child {i} ({type(c).__name__}) has the role {c.role.name}, not {role.name}"
+                )
         self._loads_from: dict[str, int] = {}
         self._extra_async_saves: dict[str, int] = {}
 
@@ -89,7 +93,8 @@ class MultiConnector(KVConnectorBase):
                 failed.append((i, e))
         if failed:
             names = "; ".join(
-                f"child {i} ({type(self._connectors[i]).__name__}): {type(e).__name__}: {e}" for i, e in failed
+                f"child {i} ({type(self._connectors[i]).__name__}): {type(e).__name__}: {e}"
+                for i, e in failed
             )
             raise ConnectorError(f"{hook}() failed in {names}") from failed[0][1]
         return results
@@ -123,7 +128,9 @@ class MultiConnector(KVConnectorBase):
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
         """Save the layer in every child."""
-        self._each("save_kv_layer", lambda _, c: c.save_kv_layer(layer_name, kv_layer, attn_metadata, **kwargs))
+        self._each(
+            "save_kv_layer", lambda _, c: c.save_kv_layer(layer_name, kv_layer, attn_metadata, **kwargs)
+        )
 
     def wait_for_save(self) -> None:
         """Wait for every child's saves."""
@@ -178,7 +185,7 @@ class MultiConnector(KVConnectorBase):
         except ConnectorError:
             self._kept = collected
             raise
-        return collected if collected else None
+        return collected or None
 
     _kept: MultiConnectorKVEvents | None = None
 
@@ -196,7 +203,8 @@ class MultiConnector(KVConnectorBase):
         the one chosen stands.
         """
         answers = self._each(
-            "get_num_new_matched_tokens", lambda _, c: c.get_num_new_matched_tokens(request, num_computed_tokens)
+            "get_num_new_matched_tokens",
+            lambda _, c: c.get_num_new_matched_tokens(request, num_computed_tokens),
         )
         for i, (tokens, is_async) in enumerate(answers):
             if tokens is None:
@@ -211,7 +219,9 @@ class MultiConnector(KVConnectorBase):
         chosen = self._loads_from.get(request.request_id)
         self._each(
             "update_state_after_alloc",
-            lambda i, c: c.update_state_after_alloc(request, blocks, num_external_tokens if i == chosen else 0),
+            lambda i, c: c.update_state_after_alloc(
+                request, blocks, num_external_tokens if i == chosen else 0
+            ),
         )
 
     def build_connector_meta(self, scheduler_output: Any) -> MultiKVConnectorMetadata:
@@ -230,7 +240,8 @@ class MultiConnector(KVConnectorBase):
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """Tell all; blocks are freed later when any child asks for it, and parameters are united."""
-        saves, params = 0, {}
+        saves = 0
+        params: dict[str, Any] = {}
         answers = self._each("request_finished", lambda _, c: c.request_finished(request, block_ids))
         for later, extra in answers:
             saves += bool(later)

@@ -134,13 +134,6 @@ class MultiConnectorKVEvents(KVConnectorKVEvents):
     def __repr__(self) -> str:
         return f"<MultiConnectorKVEvents {self._children!r}>"
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, MultiConnectorKVEvents):
-            return NotImplemented
-        return self._children == other._children
-
-    __hash__ = None  # type: ignore[assignment] - mutable
-
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         return _load_multi_events, (PICKLE_VERSION, self._children)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvevents.connectors.tagging import tag_container
 from kvevents.connectors.output import KVConnectorOutput
+from kvevents.connectors.tagging import tag_container
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

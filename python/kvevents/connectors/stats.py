@@ -17,7 +17,7 @@ class KVConnectorStats(ABC):
     to a few figures for a log line.
     """
 
-    data: dict[str, Any] = field(default_factory=dict)
+    data: dict[Any, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the data as plain values."""
@@ -47,8 +47,6 @@ class MultiKVConnectorStats(KVConnectorStats):
     ``data`` maps a position to the child's :class:`KVConnectorStats`; children without any are absent.
     vLLM keys by class name, under which two children of one class would share an entry.
     """
-
-    data: dict[int, KVConnectorStats] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return each child's values under ``"<position>:<class>"``."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvevents._core import EventList
@@ -54,23 +54,17 @@ class _Pending:
     fails: bool
 
 
-@dataclass
-class _Step:
-    metadata: TierMetadata | None = None
-    pending: list[_Pending] = field(default_factory=list)
-
-
 class TierConnector(KVConnectorBase):
     """Stores every block that the engine's pool stored, in every worker."""
 
     def __init__(self, vllm_config: TierConfig, role: KVConnectorRole, kv_cache_config: Any = None) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self._config = vllm_config
-        self._rng = random.Random(f"{vllm_config.seed}/{vllm_config.worker}")  # noqa: S311 - repeatable, not secret
+        self.kv_events_rule = vllm_config.rule
+        self._rng = random.Random(f"{vllm_config.seed}/{vllm_config.worker}")
         self._held: OrderedDict[bytes | int, None] = OrderedDict()
         self._pending: list[_Pending] = []
-        self.ledger: list[tuple[str, bytes | int]] = []
-        """What really came (``+``) and went (``-``) since it was last emptied, in order."""
+        self._ledger: list[tuple[str, bytes | int]] = []
 
     # ---------------------------------------------------------------- worker half
 
@@ -85,6 +79,11 @@ class TierConnector(KVConnectorBase):
         self._pending = [p for p in self._pending if p.due > meta.step]
         for p in due:
             self._finish(p)
+
+    def take_ledger(self) -> list[tuple[str, bytes | int]]:
+        """Return what really came (``+``) and went (``-``) since the last call, in order."""
+        ledger, self._ledger = self._ledger, []
+        return ledger
 
     def _begin(self, event: Any, step: int) -> None:
         size, n = event.block_size, len(event.block_hashes)
@@ -131,14 +130,14 @@ class TierConnector(KVConnectorBase):
         while self._held and len(self._held) + new > self._config.capacity:
             h, _ = self._held.popitem(last=False)
             gone.append(h)
-            self.ledger.append(("-", h))
+            self._ledger.append(("-", h))
         if gone:
             self.kv_events.removed(gone, medium=self._config.medium, group_idx=0)
 
     def _keep(self, hashes: list[bytes | int]) -> None:
         for h in hashes:
             if h not in self._held:
-                self.ledger.append(("+", h))
+                self._ledger.append(("+", h))
             self._held[h] = None
             self._held.move_to_end(h)
 
@@ -147,11 +146,6 @@ class TierConnector(KVConnectorBase):
     def kv_events_num_workers(self) -> int:
         """Return the number of workers of the mock engine."""
         return self._config.num_workers
-
-    @property
-    def kv_events_rule(self) -> Rule:  # type: ignore[override] - per connector here, not per class
-        """The rule of this tier's configuration."""
-        return self._config.rule
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """Nothing is ever loaded: the mock engine has no memory to load into."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kvevents.connectors import (
     KVConnectorOutput,
@@ -58,11 +58,10 @@ def _work(conn: Connection, tiers: Sequence[TierConfig], ledger_path: str) -> No
                 invalid_block_ids=connector.get_block_ids_with_load_errors(),
             )
             connector.clear_connector_metadata()
-            for i, child in enumerate(connector.sub_connectors):
-                for sign, block_hash in child.ledger:  # type: ignore[attr-defined] - they are tiers
+            for i, tier in enumerate(connector.sub_connectors):
+                for sign, block_hash in cast("TierConnector", tier).take_ledger():
                     text = block_hash.hex() if isinstance(block_hash, bytes) else f"i{block_hash}"
                     ledger.write(f"{step} {i} {sign} {text}\n")
-                child.ledger.clear()  # type: ignore[attr-defined]
             ledger.flush()
             conn.send_bytes(pickle.dumps(ModelRunnerOutput(output), protocol=5))
 

@@ -311,3 +311,41 @@ pub enum IndexError {
     #[error("not a valid dump of an index: {0}")]
     Corrupt(String),
 }
+
+/// What a connector can get wrong when it records. Nothing was changed when one of these comes back.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum RecordError {
+    /// A ticket that no open store has.
+    #[error("ticket {ticket}: no open store has it; it completed or failed before, or was never begun")]
+    Ticket {
+        /// The ticket.
+        ticket: u64,
+    },
+    /// More blocks than the store has.
+    #[error("stored: block {index} of a store of {blocks} blocks")]
+    Blocks {
+        /// The position that was given.
+        index: usize,
+        /// Blocks of the store.
+        blocks: usize,
+    },
+    /// Positions that do not ascend.
+    #[error("stored[{index}]: positions ascend, saw {position} after {before}")]
+    Order {
+        /// Place in the list of positions.
+        index: usize,
+        /// The position before.
+        before: u32,
+        /// The position that was given.
+        position: u32,
+    },
+    /// Stores are begun and never ended.
+    #[error("{open} stores are open; every ticket of begin_store() must be completed or failed")]
+    TooMany {
+        /// Stores that are open.
+        open: usize,
+    },
+    /// The columns are full.
+    #[error(transparent)]
+    Columns(#[from] EventsError),
+}

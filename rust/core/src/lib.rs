@@ -14,5 +14,6 @@ pub mod index;
 pub mod msgpack;
 pub mod pool;
 pub mod publish;
+pub mod record;
 pub mod resident;
 pub mod tokens;

@@ -4,7 +4,8 @@
 //! They are looked up once.
 
 use kvevents_core::error::{
-    AggregateError, DecodeError, EncodeError, EventsError, IndexError, PoolError, ReplayLogError, TokensError,
+    AggregateError, DecodeError, EncodeError, EventsError, IndexError, PoolError, RecordError,
+    ReplayLogError, TokensError,
 };
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -47,6 +48,7 @@ exceptions! {
     EventTypeError,
     NoFreeBlocksError,
     PickleError,
+    RecordError,
     SequenceError,
     TokenError,
     TokenTypeError,
@@ -65,6 +67,17 @@ pub fn events_error(e: &EventsError) -> PyErr {
 pub fn replay_log_error(e: &ReplayLogError) -> PyErr {
     match e {
         ReplayLogError::NotNewer { .. } | ReplayLogError::Reserved => Exc::SequenceError.err(e.to_string()),
+    }
+}
+
+/// The Python exception for an error of a recorder.
+pub fn record_error(e: &RecordError) -> PyErr {
+    match e {
+        RecordError::Ticket { .. }
+        | RecordError::Blocks { .. }
+        | RecordError::Order { .. }
+        | RecordError::TooMany { .. } => Exc::RecordError.err(e.to_string()),
+        RecordError::Columns(e) => events_error(e),
     }
 }
 

@@ -619,6 +619,16 @@ impl PyEventList {
         Ok(parts.into_iter().map(|(worker, list)| (worker, list.into())).collect())
     }
 
+    fn by_source(&self) -> PyResult<Vec<(Option<String>, Self)>> {
+        let parts = self.inner.by_source().map_err(|e| events_error(&e))?;
+        Ok(parts.into_iter().map(|(source, list)| (source.map(|s| s.to_string()), list.into())).collect())
+    }
+
+    #[pyo3(signature = (source, *, nest = false))]
+    fn with_source(&self, source: Option<&str>, nest: bool) -> PyResult<Self> {
+        self.inner.with_source(source, nest).map(Self::from).map_err(|e| events_error(&e))
+    }
+
     #[getter]
     fn skipped<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let class = classes(py)?.skipped.bind(py);

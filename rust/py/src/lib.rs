@@ -8,6 +8,7 @@
 mod aggregate;
 mod codec;
 mod errors;
+mod event_args;
 mod events;
 mod ids;
 mod index;
@@ -17,6 +18,7 @@ mod publish;
 mod queue;
 #[allow(unsafe_code)]
 mod raw;
+mod recorder;
 mod resident;
 mod tokens;
 
@@ -43,6 +45,8 @@ mod core_module {
     use crate::publish::PyReplayLog;
     #[pymodule_export]
     use crate::queue::PyEventQueue;
+    #[pymodule_export]
+    use crate::recorder::PyKVEventRecorder;
     #[pymodule_export]
     use crate::resident::PyResidentSet;
     #[pymodule_export]

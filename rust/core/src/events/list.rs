@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::attrs::Attrs;
-use super::data::{EventData, Skipped};
+use super::data::{EventData, Origin, Skipped};
 use super::view::EventView;
 use crate::error::EventsError;
 
@@ -124,15 +124,27 @@ impl EventList {
     /// The events of each worker, in their order; workers in the order in which they first appear,
     /// `None` for events that do not say. What is one worker's alone shares the columns.
     pub fn by_worker(&self) -> Result<Vec<(Option<u32>, Self)>, EventsError> {
+        self.split_by(|o| o.worker)
+    }
+
+    /// The same by source.
+    pub fn by_source(&self) -> Result<Vec<(Option<Arc<str>>, Self)>, EventsError> {
+        self.split_by(|o| o.source.clone())
+    }
+
+    fn split_by<K: PartialEq>(
+        &self,
+        key: impl Fn(&Origin) -> Option<K>,
+    ) -> Result<Vec<(Option<K>, Self)>, EventsError> {
         if !self.has_origins() && !self.is_empty() {
             return Ok(vec![(None, self.clone())]);
         }
-        let mut parts: Vec<(Option<u32>, Vec<usize>)> = Vec::new();
+        let mut parts: Vec<(Option<K>, Vec<usize>)> = Vec::new();
         for (i, v) in self.iter().enumerate() {
-            let worker = v.origin().and_then(|o| o.worker);
-            match parts.iter_mut().rev().find(|(w, _)| *w == worker) {
+            let k = v.origin().and_then(&key);
+            match parts.iter_mut().rev().find(|(known, _)| *known == k) {
                 Some((_, rows)) => rows.push(i),
-                None => parts.push((worker, vec![i])),
+                None => parts.push((k, vec![i])),
             }
         }
         let split = |rows: Vec<usize>| -> Result<Self, EventsError> {
@@ -146,7 +158,31 @@ impl EventList {
             }
             Ok(data.into())
         };
-        parts.into_iter().map(|(worker, rows)| Ok((worker, split(rows)?))).collect()
+        parts.into_iter().map(|(k, rows)| Ok((k, split(rows)?))).collect()
+    }
+
+    /// The same events, said to come from `source`; their workers stay. With `nest` a source that an
+    /// event has already becomes the end of the new one: `source/old`.
+    pub fn with_source(&self, source: Option<&str>, nest: bool) -> Result<Self, EventsError> {
+        let mut data = if self.len() == self.data.len() {
+            EventData::clone(&self.data)
+        } else {
+            let mut data = EventData::new();
+            for v in self.iter() {
+                data.push_view(v)?;
+            }
+            data
+        };
+        let source: Option<Arc<str>> = source.map(Into::into);
+        for (i, v) in self.iter().enumerate() {
+            let old = v.origin().cloned().unwrap_or_default();
+            let source = match (&source, &old.source) {
+                (Some(new), Some(old)) if nest => Some(format!("{new}/{old}").into()),
+                _ => source.clone(),
+            };
+            data.set_origin(i, Origin { source, ..old });
+        }
+        Ok(data.into())
     }
 
     /// Number of events that are kept in memory by this handle: those of the whole list for a slice.
