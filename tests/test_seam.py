@@ -33,6 +33,7 @@ ALLOWED = {
     "BlockPool.evict_blocks": "connectors report a set of ids",
     "BlockPool.unpin_blocks": "the callback is called when a block is used again, not per token",
     "EventQueue.extend": "built from any iterable of events: the convenience beside handles",
+    "KVEventRecorder.extend": "built from any iterable of events: the convenience beside handles",
     "TokenBlocks.__getnewargs_ex__": "the pickle protocol's keyword arguments",
 }
 FORBIDDEN = re.compile(r"list\[int\]|list\[bytes\]|\bdict\b|\bAny\b|\bCallable\b|\bIterable\b")

@@ -30,6 +30,7 @@ from kvevents.resident import ResidentKey, ResidentSet
 from kvevents.tokens import BlockHashes, TokenBlocks, hash_blocks, narrow_hash
 
 if TYPE_CHECKING:
+    from kvevents.collector import KVEventCollector
     from kvevents.index import Match, Matches, PrefixIndex
     from kvevents.publish import (
         EventPublisher,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
         ReplayStats,
         ZmqEventPublisher,
     )
+    from kvevents.sinks import EventSink, EventSinkFactory
     from kvevents.subscribe import Source, Subscriber
 
 __all__ = [
@@ -59,11 +61,14 @@ __all__ = [
     "EventPublisher",
     "EventPublisherFactory",
     "EventQueue",
+    "EventSink",
+    "EventSinkFactory",
     "ExternalBlockHash",
     "KVCacheEvent",
     "KVCacheGroup",
     "KVEventAggregator",
     "KVEventBatch",
+    "KVEventCollector",
     "KVEventsConfig",
     "Match",
     "Matches",
@@ -100,6 +105,9 @@ if BUILD_PROFILE != "release":
 
 # Names whose modules import pyzmq, or that few programs use: imported when they are first asked for.
 _LAZY = {
+    "EventSink": "kvevents.sinks",
+    "EventSinkFactory": "kvevents.sinks",
+    "KVEventCollector": "kvevents.collector",
     "EventPublisher": "kvevents.publish",
     "EventPublisherFactory": "kvevents.publish",
     "Match": "kvevents.index",

@@ -89,9 +89,8 @@ class EventList(Sequence[KVCacheEvent]):
     def nbytes(self) -> int:
         """Bytes of memory that the columns take."""
 
-    @property
-    def clear_positions(self) -> list[int]:
-        """Indices of the clears."""
+    def split_at_clears(self) -> list[EventList]:
+        """The parts before, between and after the clears; one part more than there are clears."""
 
     @property
     def num_blocks(self) -> tuple[int, int]:

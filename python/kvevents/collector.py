@@ -116,9 +116,9 @@ class KVEventCollector:
 
     def _collect(self) -> KVEventBatch | None:
         self._pending = False
-        events = self._take_pool()
+        events, cleared = self._take_pool()
         if self._held is not None:
-            if events.clear_positions:
+            if cleared:
                 events += self._held.snapshot()
             for i, connector in enumerate(self._connectors):
                 self._held.add(i, self._take(connector))
@@ -134,25 +134,25 @@ class KVEventCollector:
             self._sinks.put(batch, dict(self._counters))
         return batch
 
-    def _take_pool(self) -> EventList:
+    def _take_pool(self) -> tuple[EventList, bool]:
+        """The pool's events, and whether a clear is among them."""
         events = EventList() if self._pool is None else EventList(self._pool.take_events())
-        if events.clear_positions:
-            self._counters["clears"] += 1
-        return events if self._pool_set is None else self._expand_clears(events, self._pool_set)
+        parts = events.split_at_clears()
+        self._counters["clears"] += len(parts) - 1
+        if self._pool_set is not None:
+            return self._expand_clears(parts, self._pool_set), False
+        return events, len(parts) > 1
 
     @staticmethod
-    def _expand_clears(events: EventList, held: ResidentSet) -> EventList:
-        """Put removals of what the pool held in the place of each clear."""
-        expanded, start = EventList(), 0
-        for clear in events.clear_positions:
-            before = events[start:clear]
-            held.apply(before)
-            expanded += before + held.difference(ResidentSet())
+    def _expand_clears(parts: Sequence[EventList], held: ResidentSet) -> EventList:
+        """Put removals of what the pool held in the place of each clear between the parts."""
+        expanded = parts[0]
+        held.apply(parts[0])
+        for part in parts[1:]:
+            expanded += held.difference(ResidentSet()) + part
             held.clear()
-            start = clear + 1
-        rest = events[start:]
-        held.apply(rest)
-        return expanded + rest
+            held.apply(part)
+        return expanded
 
     def _take(self, connector: Any) -> EventList:
         try:

@@ -129,8 +129,8 @@ def check_event_hooks(connector: Any) -> None:
         method = inspect.getattr_static(cls, hook, None)
         if method is None or not _does_something(method):
             raise ConfigError(
-                f"{cls.__module__}.{cls.__qualname__} says that it emits KV events but does not hand them over: "
-                f"{hook}() is {'missing' if method is None else 'a no-op'}. "
+                f"{cls.__module__}.{cls.__qualname__} says that it emits KV events but does not hand them "
+                f"over: {hook}() is {'missing' if method is None else 'a no-op'}. "
                 "Inherit kvevents.connectors.KVEventsMixin before the engine's base class, or override it"
             )
 

@@ -58,8 +58,8 @@ class MultiConnectorKVEvents(KVConnectorKVEvents):
             head, _, rest = (source or "").partition("/")
             if not head.isdecimal() or int(head) >= len(self._children):
                 raise EventTypeError(
-                    f"events of a MultiConnector need the child they are of, saw source {source!r}; use the list "
-                    "that get_all_events() returned, or set_child(index, container), or "
+                    f"events of a MultiConnector need the child they are of, saw source {source!r}; use the "
+                    "list that get_all_events() returned, or set_child(index, container), or "
                     "EventList.with_origin(source='<index>')"
                 )
             index = int(head)

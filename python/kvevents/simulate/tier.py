@@ -12,10 +12,10 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvevents._core import EventList
 from kvevents.connectors import KVConnectorBase, KVConnectorMetadata, KVConnectorRole
 
 if TYPE_CHECKING:
+    from kvevents._core import EventList
     from kvevents.aggregate import Rule
 
 __all__ = ["TierConfig", "TierConnector", "TierMetadata"]

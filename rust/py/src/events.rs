@@ -580,10 +580,16 @@ impl PyEventList {
         self.inner.nbytes()
     }
 
-    #[getter]
-    fn clear_positions(&self) -> Vec<usize> {
+    fn split_at_clears(&self) -> Vec<Self> {
         let clears = self.inner.iter().enumerate().filter(|(_, v)| v.kind() == EventKind::Cleared);
-        clears.map(|(i, _)| i).collect()
+        let ends = clears.map(|(i, _)| i).chain([self.inner.len()]);
+        let mut start = 0;
+        ends.map(|end| {
+            let part = self.inner.slice(start..end);
+            start = end + 1;
+            part.into()
+        })
+        .collect()
     }
 
     #[getter]

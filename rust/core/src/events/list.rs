@@ -23,6 +23,9 @@ impl From<EventData> for EventList {
     }
 }
 
+/// The events of each origin; `None` for those that do not say.
+pub type Parts<K> = Vec<(Option<K>, EventList)>;
+
 impl EventList {
     /// Number of events.
     #[inline]
@@ -123,19 +126,16 @@ impl EventList {
 
     /// The events of each worker, in their order; workers in the order in which they first appear,
     /// `None` for events that do not say. What is one worker's alone shares the columns.
-    pub fn by_worker(&self) -> Result<Vec<(Option<u32>, Self)>, EventsError> {
+    pub fn by_worker(&self) -> Result<Parts<u32>, EventsError> {
         self.split_by(|o| o.worker)
     }
 
     /// The same by source.
-    pub fn by_source(&self) -> Result<Vec<(Option<Arc<str>>, Self)>, EventsError> {
+    pub fn by_source(&self) -> Result<Parts<Arc<str>>, EventsError> {
         self.split_by(|o| o.source.clone())
     }
 
-    fn split_by<K: PartialEq>(
-        &self,
-        key: impl Fn(&Origin) -> Option<K>,
-    ) -> Result<Vec<(Option<K>, Self)>, EventsError> {
+    fn split_by<K: PartialEq>(&self, key: impl Fn(&Origin) -> Option<K>) -> Result<Parts<K>, EventsError> {
         if !self.has_origins() && !self.is_empty() {
             return Ok(vec![(None, self.clone())]);
         }
