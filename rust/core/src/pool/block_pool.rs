@@ -88,7 +88,7 @@ impl BlockPool {
         });
         Ok(Self {
             blocks: Blocks::new(n),
-            keys: Keys::new(if config.enable_caching { n } else { 0 }),
+            keys: Keys::new(if config.enable_caching { n } else { 0 }, events.is_some()),
             events,
             counters: Counters::default(),
             watched: BTreeSet::new(),
@@ -228,7 +228,7 @@ impl BlockPool {
                 if last || e.every_copy {
                     e.emit.removed(form, self.keys.digest(slot), key.group);
                 }
-                if let Some(meta) = e.retained.remove(slot, key.group) {
+                if let Some(meta) = e.retained.remove(slot, key.group, key.kept) {
                     e.emit.forget_meta(meta);
                 }
             }

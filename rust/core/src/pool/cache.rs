@@ -243,8 +243,9 @@ impl BlockPool {
             }
         }
         let parent = index.checked_sub(1).map(|i| s.hash(r, i));
-        let record = Record { meta, parent, tokens: r.tokens_of(tokens), extra };
-        e.retained.put(block, self.keys.num_slots(), s.group, &record);
+        let record = Record { meta, tokens: r.tokens_of(tokens), extra };
+        let kept = e.retained.put(block, s.group, &record);
+        self.keys.keep(block, kept, parent);
         announced
     }
 

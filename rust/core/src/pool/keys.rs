@@ -9,6 +9,7 @@ use std::hash::{BuildHasher, Hasher};
 use foldhash::fast::RandomState;
 
 use super::request::{KeyForm, NIL, copy_hash, same_hash};
+use super::retained::Kept;
 use super::table::KeyTable;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -25,6 +26,9 @@ pub(super) struct Key {
     pub num_tokens: u32,
     pub group: u16,
     live: bool,
+    has_parent: bool,
+    /// Where the rest of the block's record is, while events are on.
+    pub kept: Kept,
 }
 
 /// All slots.
@@ -32,9 +36,13 @@ pub(super) struct Key {
 pub(super) struct Keys {
     table: KeyTable,
     slots: Vec<Key>,
+    /// A slot's digest and, where parents are kept, right behind it the parent's: one cache line for the
+    /// digests of most engines.
     digests: Vec<u8>,
+    keep_parents: bool,
     form: Option<KeyForm>,
     width: usize,
+    stride: usize,
     spare: Vec<u32>,
     num_blocks: u32,
     copies: usize,
@@ -43,13 +51,15 @@ pub(super) struct Keys {
 
 impl Keys {
     /// No keys yet; `num_blocks` 0 where caching is off.
-    pub fn new(num_blocks: u32) -> Self {
+    pub fn new(num_blocks: u32, keep_parents: bool) -> Self {
         Self {
             table: KeyTable::with_capacity(num_blocks as usize),
             slots: vec![Key::default(); num_blocks as usize],
             digests: Vec::new(),
+            keep_parents,
             form: None,
             width: 0,
+            stride: 0,
             spare: Vec::new(),
             num_blocks,
             copies: 0,
@@ -82,7 +92,8 @@ impl Keys {
         if self.form.is_none() {
             self.form = Some(form);
             self.width = form.width();
-            self.digests = vec![0; self.slots.len() * self.width];
+            self.stride = self.width * (1 + usize::from(self.keep_parents));
+            self.digests = vec![0; self.slots.len() * self.stride];
         }
     }
 
@@ -116,7 +127,25 @@ impl Keys {
 
     #[inline]
     pub fn digest(&self, slot: u32) -> &[u8] {
-        &self.digests[slot as usize * self.width..][..self.width]
+        &self.digests[slot as usize * self.stride..][..self.width]
+    }
+
+    /// The digest of the parent that was named when the key was stored.
+    pub fn parent(&self, slot: u32) -> Option<&[u8]> {
+        let from = slot as usize * self.stride + self.width;
+        self.key(slot).has_parent.then(|| &self.digests[from..][..self.width])
+    }
+
+    /// Keeps the rest of a slot's record.
+    #[inline]
+    pub fn keep(&mut self, slot: u32, kept: Kept, parent: Option<&[u8]>) {
+        let key = &mut self.slots[slot as usize];
+        key.kept = kept;
+        key.has_parent = parent.is_some();
+        if let Some(parent) = parent {
+            let from = slot as usize * self.stride + self.width;
+            copy_hash(&mut self.digests[from..][..self.width], parent);
+        }
     }
 
     /// The first copy of a key.
@@ -143,7 +172,7 @@ impl Keys {
         self.spare.pop().unwrap_or_else(|| {
             let slot = self.slots.len() as u32;
             self.slots.push(Key::default());
-            self.digests.resize(self.slots.len() * self.width, 0);
+            self.digests.resize(self.slots.len() * self.stride, 0);
             slot
         })
     }
@@ -169,10 +198,18 @@ impl Keys {
         } else {
             self.table.insert(fingerprint, slot);
         }
-        let w = self.width;
-        copy_hash(&mut self.digests[slot as usize * w..][..w], hash);
-        self.slots[slot as usize] =
-            Key { fingerprint, prev, next, owner, sibling: NIL, num_tokens, group, live: true };
+        copy_hash(&mut self.digests[slot as usize * self.stride..][..self.width], hash);
+        self.slots[slot as usize] = Key {
+            fingerprint,
+            prev,
+            next,
+            owner,
+            sibling: NIL,
+            num_tokens,
+            group,
+            live: true,
+            ..Key::default()
+        };
         self.copies += 1;
         first.is_none()
     }
@@ -238,7 +275,7 @@ impl Keys {
         self.digests = Vec::new();
         self.spare.clear();
         self.form = None;
-        self.width = 0;
+        (self.width, self.stride) = (0, 0);
         self.copies = 0;
     }
 }

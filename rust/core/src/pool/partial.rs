@@ -95,10 +95,10 @@ impl BlockPool {
         let some = r.extra.is_some_and(|x| x.write_entry(start..num_tokens, &mut entry));
         let extra = some.then_some(&*entry);
 
-        let slots = self.keys.num_slots();
         let Some(e) = &mut self.events else { return };
         let meta = e.retained.begin(r, group, tokens.len() as u32);
-        e.retained.put(slot, slots, group, &Record { meta, parent, tokens, extra });
+        let kept = e.retained.put(slot, group, &Record { meta, tokens, extra });
+        self.keys.keep(slot, kept, parent);
         if is_first || every_copy {
             let mut entries = Vec::new();
             let extra = match extra {
@@ -139,12 +139,12 @@ impl BlockPool {
         if !self.blocks.node(src).has(CACHED) {
             return Ok(());
         }
-        let slots = self.keys.num_slots();
         let mut from = src;
         while from != NIL {
             let key = *self.keys.key(from);
             let fingerprint = self.keys.fingerprint_of(from);
             let hash = self.keys.digest(from).to_vec();
+            let parent = self.keys.parent(from).map(<[u8]>::to_vec);
             self.keys.remove(from);
             // A further hash gets the slot again that it just gave up.
             let to = if from == src { dst } else { self.keys.further_slot() };
@@ -152,10 +152,9 @@ impl BlockPool {
             if to != dst {
                 self.keys.chain(dst, to);
             }
-            if let Some(e) = &mut self.events
-                && from != to
-            {
-                e.retained.rename(from, to, slots);
+            if let Some(e) = &mut self.events {
+                self.keys.keep(to, key.kept, parent.as_deref());
+                e.retained.rename(from, to);
             }
             from = key.sibling;
         }

@@ -1,5 +1,5 @@
-//! What a pool keeps of resident blocks so that it can announce them again: parent, tokens, extra
-//! keys, `LoRA` and session. Only while events are on.
+//! What a pool keeps of resident blocks so that it can announce them again: tokens, extra keys, `LoRA`
+//! and session (the parent stands beside the digest). Only while events are on.
 
 use std::hash::Hash;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 
-use super::request::{NIL, Request, copy_hash};
+use super::request::{NIL, Request};
 
 /// What many blocks share.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -102,35 +102,36 @@ impl TokenCells {
     }
 }
 
+/// Where the record of a slot is; stands beside the slot's key.
 #[derive(Clone, Copy, Debug)]
-struct Kept {
+pub(super) struct Kept {
     meta: u32,
     extra: u32,
     /// A cell of the group, or `NIL` for a span of another length.
     cell: u32,
-    has_parent: bool,
 }
 
-/// All that is kept, by slot.
+impl Default for Kept {
+    fn default() -> Self {
+        Self { meta: NIL, extra: NIL, cell: NIL }
+    }
+}
+
+/// All that is kept.
 #[derive(Clone, Debug)]
 pub(super) struct Retained {
-    kept: Vec<Kept>,
-    parents: Vec<u8>,
-    width: usize,
     metas: Interned<Meta>,
     extras: Interned<Box<[u8]>>,
     cells: Vec<TokenCells>,
+    /// Tokens of spans, by slot.
     spans: HashMap<u32, Box<[u32]>, RandomState>,
     /// The meta of the last call; requests of one kind come in a row.
     last: u32,
 }
 
-const NOTHING: Kept = Kept { meta: NIL, extra: NIL, cell: NIL, has_parent: false };
-
 /// One slot's record, to announce it again.
 pub(super) struct Record<'a> {
     pub meta: u32,
-    pub parent: Option<&'a [u8]>,
     pub tokens: &'a [u32],
     pub extra: Option<&'a [u8]>,
 }
@@ -140,9 +141,6 @@ impl Retained {
     pub fn new(block_sizes: impl Iterator<Item = u32>) -> Self {
         let cells = block_sizes.map(|s| TokenCells { size: s as usize, data: Vec::new(), spare: Vec::new() });
         Self {
-            kept: Vec::new(),
-            parents: Vec::new(),
-            width: 0,
             metas: Interned::new(),
             extras: Interned::new(),
             cells: cells.collect(),
@@ -184,12 +182,9 @@ impl Retained {
         self.metas.get(id)
     }
 
-    /// Keeps a block's record. `num_slots` is the present number of slots.
+    /// Keeps a slot's record.
     #[inline]
-    pub fn put(&mut self, slot: u32, num_slots: usize, group: u16, record: &Record<'_>) {
-        if self.kept.len() < num_slots || self.parents.is_empty() {
-            self.grow(num_slots, record.parent.map_or(self.width, <[u8]>::len));
-        }
+    pub fn put(&mut self, slot: u32, group: u16, record: &Record<'_>) -> Kept {
         let cells = &mut self.cells[usize::from(group)];
         let cell = if record.tokens.len() == cells.size {
             cells.put(record.tokens)
@@ -198,67 +193,40 @@ impl Retained {
             NIL
         };
         let extra = record.extra.map_or(NIL, |e| self.extras.acquire(e.into()));
-        if let Some(parent) = record.parent {
-            copy_hash(&mut self.parents[slot as usize * self.width..][..self.width], parent);
-        }
         self.metas.add(record.meta, 1);
-        self.kept[slot as usize] =
-            Kept { meta: record.meta, extra, cell, has_parent: record.parent.is_some() };
+        Kept { meta: record.meta, extra, cell }
     }
 
-    #[cold]
-    fn grow(&mut self, num_slots: usize, width: usize) {
-        self.width = width;
-        self.kept.resize(num_slots, NOTHING);
-        self.parents.resize(num_slots * width, 0);
-    }
-
-    /// Forgets a block's record. Returns the meta's number if nothing uses it any more.
+    /// Forgets a slot's record. Returns the meta's number if nothing uses it any more.
     #[inline]
-    pub fn remove(&mut self, slot: u32, group: u16) -> Option<u32> {
-        let k = std::mem::replace(&mut self.kept[slot as usize], NOTHING);
-        if k.cell == NIL {
+    pub fn remove(&mut self, slot: u32, group: u16, kept: Kept) -> Option<u32> {
+        if kept.cell == NIL {
             self.spans.remove(&slot);
         } else {
-            self.cells[usize::from(group)].spare.push(k.cell);
+            self.cells[usize::from(group)].spare.push(kept.cell);
         }
-        if k.extra != NIL {
-            self.extras.release(k.extra);
+        if kept.extra != NIL {
+            self.extras.release(kept.extra);
         }
-        self.metas.release(k.meta).then_some(k.meta)
+        self.metas.release(kept.meta).then_some(kept.meta)
     }
 
-    /// A slot's record moves to another slot.
-    pub fn rename(&mut self, from: u32, to: u32, num_slots: usize) {
-        if self.kept.len() < num_slots {
-            self.grow(num_slots, self.width);
-        }
-        let k = std::mem::replace(&mut self.kept[from as usize], NOTHING);
-        self.kept[to as usize] = k;
-        if k.cell == NIL
-            && let Some(span) = self.spans.remove(&from)
-        {
+    /// A slot's record belongs to another slot now.
+    pub fn rename(&mut self, from: u32, to: u32) {
+        if let Some(span) = self.spans.remove(&from) {
             self.spans.insert(to, span);
         }
-        let (from, to, w) = (from as usize, to as usize, self.width);
-        self.parents.copy_within(from * w..from * w + w, to * w);
     }
 
     /// A slot's record.
-    pub fn record(&self, slot: u32, group: u16) -> Record<'_> {
-        let k = self.kept[slot as usize];
+    pub fn record(&self, slot: u32, group: u16, kept: Kept) -> Record<'_> {
         let cells = &self.cells[usize::from(group)];
-        let tokens = if k.cell == NIL {
+        let tokens = if kept.cell == NIL {
             self.spans.get(&slot).map_or(&[][..], |s| s)
         } else {
-            &cells.data[k.cell as usize * cells.size..][..cells.size]
+            &cells.data[kept.cell as usize * cells.size..][..cells.size]
         };
-        Record {
-            meta: k.meta,
-            parent: k.has_parent.then(|| &self.parents[slot as usize * self.width..][..self.width]),
-            tokens,
-            extra: self.extras.get(k.extra).map(|e| &**e),
-        }
+        Record { meta: kept.meta, tokens, extra: self.extras.get(kept.extra).map(|e| &**e) }
     }
 
     /// Forgets all records.

@@ -70,7 +70,7 @@ impl BlockPool {
             while let Some(s) = at.filter(|&s| !seen[s as usize]) {
                 seen[s as usize] = true;
                 chain.push(s);
-                at = self.parent_slot(s)?;
+                at = self.parent_slot(s);
             }
             while let Some(s) = chain.pop() {
                 self.announce_slot(s, out)?;
@@ -85,16 +85,14 @@ impl BlockPool {
         Ok(())
     }
 
-    fn parent_slot(&self, slot: u32) -> Result<Option<u32>, PoolError> {
-        let e = self.events.as_ref().ok_or(PoolError::EventsOff)?;
-        let group = self.keys.key(slot).group;
-        Ok(e.retained.record(slot, group).parent.and_then(|p| self.keys.get(p, group)))
+    fn parent_slot(&self, slot: u32) -> Option<u32> {
+        self.keys.parent(slot).and_then(|p| self.keys.get(p, self.keys.key(slot).group))
     }
 
     fn announce_slot(&self, slot: u32, out: &mut Emitter) -> Result<(), PoolError> {
         let e = self.events.as_ref().ok_or(PoolError::EventsOff)?;
-        let group = self.keys.key(slot).group;
-        let record = e.retained.record(slot, group);
+        let key = self.keys.key(slot);
+        let record = e.retained.record(slot, key.group, key.kept);
         let Some(meta) = e.retained.meta(record.meta) else { return Ok(()) };
         let mut list = Vec::new();
         let extra = match record.extra {
@@ -106,7 +104,7 @@ impl BlockPool {
         };
         let stored = Stored {
             meta: record.meta,
-            parent: record.parent,
+            parent: self.keys.parent(slot),
             hashes: self.keys.digest(slot),
             tokens: record.tokens,
             extra,
