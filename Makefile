@@ -79,8 +79,8 @@ clean:  ## remove what the verbs made
 # ------------------------------------------------------------------ the main job
 
 demo: $(INSTALLED)  ## the main job end to end, in separate processes, with faults on the way
-	$(VENV)/bin/kvevents demo $(if $(WORKERS),--workers $(WORKERS)) $(if $(CONNECTORS),--connectors $(CONNECTORS)) \
-		$(if $(READERS),--readers $(READERS)) $(ARGS)
+	$(VENV)/bin/kvevents demo $(strip $(if $(WORKERS),--workers $(WORKERS)) \
+		$(if $(CONNECTORS),--connectors $(CONNECTORS)) $(if $(READERS),--readers $(READERS)) $(ARGS))
 
 trace: $(INSTALLED)  ## the one-hour trace through a pool: hit rate and rate of work
 	$(PY) benches/trace_hour.py $(ARGS)
