@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kvevents_core::events::{Attrs, CommonParts, EventData, ExtraKeys, Hashes, StoredParts, Tokens};
 use kvevents_core::hash::HashRef;
-use kvevents_core::index::{Bounds, PrefixIndex, Query};
+use kvevents_core::index::{Bounds, Match, PrefixIndex, Query, Seq, SourceStats};
 
 const SIZE: usize = 4;
 
@@ -50,8 +50,20 @@ fn removed(hash: u64, medium: &str) -> EventData {
     data
 }
 
-fn query(tokens: &[u32]) -> Query<'_> {
-    Query { tokens, ..Query::default() }
+fn find(index: &PrefixIndex, tokens: &[u32]) -> Vec<Match> {
+    index.find(&Query { tokens, ..Query::default() }, 0)
+}
+
+fn apply(index: &PrefixIndex, source: usize, data: EventData) {
+    index.apply(source, Seq::None, &data.into(), 0);
+}
+
+fn source(index: &PrefixIndex, name: &str) -> usize {
+    index.source(name, 0).unwrap()
+}
+
+fn stats(index: &PrefixIndex) -> SourceStats {
+    index.stats()[0].clone()
 }
 
 /// Which prefixes (as tokens) one source holds, by medium.
@@ -91,7 +103,8 @@ fn answers_equal_a_naive_index_at_every_step() {
     for seed in 0..20u64 {
         let mut rng = Rng(seed);
         let index = PrefixIndex::new(seed, Bounds::default(), true);
-        let sources: Vec<usize> = (0..3).map(|i| index.source(&format!("w{}", i / 2), i % 2)).collect();
+        let sources: Vec<usize> =
+            (0..3).map(|i| index.source(&format!("w{}", i / 2), i % 2).unwrap()).collect();
         let mut truth: Vec<Naive> = (0..3).map(|_| Naive::default()).collect();
         let prompts = random_prompts(&mut rng);
         for _ in 0..400 {
@@ -123,10 +136,10 @@ fn answers_equal_a_naive_index_at_every_step() {
                     removed(hash_of(s, prefix), medium)
                 }
             };
-            index.apply(sources[s], None, &data.into(), 0);
+            apply(&index, sources[s], data);
 
             let q = &prompts[rng.below(prompts.len())];
-            let found = index.find(&query(q));
+            let found = find(&index, q);
             for (naive, source) in truth.iter().zip(&sources) {
                 let got = found.iter().find(|m| m.source == *source);
                 assert_eq!(got.map_or(0, |m| m.tokens), naive.run(q, &["GPU", "CPU"]), "seed {seed}");
@@ -138,9 +151,9 @@ fn answers_equal_a_naive_index_at_every_step() {
             }
             assert!(found.is_sorted_by_key(|m| std::cmp::Reverse(m.tokens)));
         }
-        let loaded = PrefixIndex::load(&index.dump(), Bounds::default(), true).unwrap();
+        let (loaded, _) = PrefixIndex::load(&index.dump(7), Bounds::default(), true).unwrap();
         for (q, s) in prompts.iter().zip(sources.iter().cycle()) {
-            assert_eq!(index.find(&query(q)), loaded.find(&query(q)));
+            assert_eq!(find(&index, q), find(&loaded, q));
             assert_eq!(index.digest(*s), loaded.digest(*s));
         }
     }
@@ -151,26 +164,26 @@ fn orphans_are_never_matched_as_roots_and_are_adopted_in_any_order() {
     let tokens: Vec<u32> = (0..6 * SIZE as u32).collect();
     for first in 0..6 {
         let index = PrefixIndex::new(7, Bounds::default(), true);
-        let s = index.source("w", 0);
+        let s = source(&index, "w");
         for k in 0..6 {
             let i = (first + k * 5) % 6;
-            index.apply(s, None, &stored(1, &tokens, i, i + 1, "GPU").into(), 0);
+            apply(&index, s, stored(1, &tokens, i, i + 1, "GPU"));
         }
-        assert_eq!(index.find(&query(&tokens))[0].tokens, tokens.len() as u32, "first {first}");
-        let stats = &index.stats()[0].1;
+        assert_eq!(find(&index, &tokens)[0].tokens, tokens.len() as u32, "first {first}");
+        let stats = stats(&index);
         assert_eq!((stats.counters.adopted, stats.waiting), (stats.counters.orphaned, 0));
     }
 }
 
 #[test]
 fn orphans_are_bounded_and_their_loss_is_said() {
-    let index = PrefixIndex::new(7, Bounds { orphan_blocks: 10 }, true);
-    let s = index.source("w", 0);
+    let index = PrefixIndex::new(7, Bounds { orphan_blocks: 10, ..Bounds::default() }, true);
+    let s = source(&index, "w");
     for n in 0..100u32 {
         let tokens: Vec<u32> = (0..2 * SIZE as u32).map(|t| t + n * 100).collect();
-        index.apply(s, None, &stored(1, &tokens, 1, 2, "GPU").into(), 0);
+        apply(&index, s, stored(1, &tokens, 1, 2, "GPU"));
     }
-    let stats = &index.stats()[0].1;
+    let stats = stats(&index);
     assert_eq!((stats.waiting, stats.counters.orphans_dropped, stats.complete), (10, 90, false));
     assert_eq!(index.digest(s), None);
 }
@@ -179,21 +192,21 @@ fn orphans_are_bounded_and_their_loss_is_said() {
 fn a_parent_known_of_another_source_is_enough() {
     let tokens: Vec<u32> = (0..4 * SIZE as u32).collect();
     let index = PrefixIndex::new(7, Bounds::default(), true);
-    let (a, b) = (index.source("a", 0), index.source("b", 0));
-    index.apply(a, None, &stored(1, &tokens, 0, 2, "GPU").into(), 0);
-    index.apply(b, None, &stored(1, &tokens, 2, 4, "GPU").into(), 0);
-    assert!(index.find(&query(&tokens)).iter().all(|m| m.source == a), "b does not hold the start");
-    index.apply(b, None, &stored(1, &tokens, 0, 2, "GPU").into(), 0);
-    assert_eq!(index.find(&query(&tokens))[0].source, b);
+    let (a, b) = (source(&index, "a"), source(&index, "b"));
+    apply(&index, a, stored(1, &tokens, 0, 2, "GPU"));
+    apply(&index, b, stored(1, &tokens, 2, 4, "GPU"));
+    assert!(find(&index, &tokens).iter().all(|m| m.source == a), "b does not hold the start");
+    apply(&index, b, stored(1, &tokens, 0, 2, "GPU"));
+    assert_eq!(find(&index, &tokens)[0].source, b);
 }
 
 #[test]
 fn damaged_dumps_are_refused() {
     let index = PrefixIndex::new(7, Bounds::default(), true);
-    let s = index.source("w", 0);
+    let s = source(&index, "w");
     let tokens: Vec<u32> = (0..4 * SIZE as u32).collect();
-    index.apply(s, None, &stored(1, &tokens, 0, 4, "CXL").into(), 0);
-    let mut dump = index.dump();
+    apply(&index, s, stored(1, &tokens, 0, 4, "CXL"));
+    let mut dump = index.dump(7);
     for cut in 0..dump.len() {
         assert!(PrefixIndex::load(&dump[..cut], Bounds::default(), true).is_err());
     }

@@ -1,17 +1,17 @@
 //! Stores that wait for their parent, within a bound.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use hashbrown::HashMap;
 
-use crate::events::EventList;
+use crate::events::EventData;
 use crate::hash::{BlockHash, HashRef};
 
-/// One waiting store: a list of one event, sharing its batch's columns.
+/// One waiting store: a copy, so that it does not keep its whole batch in memory.
 #[derive(Clone, Debug)]
 pub struct Orphan {
     /// The event.
-    pub event: EventList,
+    pub event: EventData,
     parent: BlockHash,
 }
 
@@ -19,7 +19,7 @@ pub struct Orphan {
 #[derive(Clone, Debug, Default)]
 pub struct Orphans {
     waiting: HashMap<u64, Orphan>,
-    by_parent: HashMap<BlockHash, Vec<u64>>,
+    by_parent: HashMap<BlockHash, BTreeSet<u64>>,
     /// Oldest first; numbers that no longer wait are passed over.
     order: VecDeque<u64>,
     next: u64,
@@ -38,20 +38,18 @@ impl Orphans {
         !self.waiting.is_empty() && self.by_parent.contains_key(&parent.to_owned())
     }
 
-    /// Adds a store; gives up the oldest ones beyond `bound` blocks and returns how many blocks those had.
-    pub fn push(&mut self, event: EventList, parent: BlockHash, bound: usize) -> usize {
+    /// Adds a store; gives up the oldest ones beyond `bound` blocks and returns them.
+    pub fn push(&mut self, event: EventData, parent: BlockHash, bound: usize) -> Vec<Orphan> {
         self.blocks += event.view(0).num_hashes();
-        self.by_parent.entry(parent.clone()).or_default().push(self.next);
+        self.by_parent.entry(parent.clone()).or_default().insert(self.next);
         self.waiting.insert(self.next, Orphan { event, parent });
         self.order.push_back(self.next);
         self.next += 1;
-        let mut dropped = 0;
+        let mut dropped = Vec::new();
         while self.blocks > bound
             && let Some(oldest) = self.order.pop_front()
         {
-            if let Some(orphan) = self.remove(oldest) {
-                dropped += orphan.event.view(0).num_hashes();
-            }
+            dropped.extend(self.remove(oldest));
         }
         dropped
     }
@@ -72,7 +70,7 @@ impl Orphans {
         let orphan = self.waiting.remove(&id)?;
         self.blocks -= orphan.event.view(0).num_hashes();
         if let Some(ids) = self.by_parent.get_mut(&orphan.parent) {
-            ids.retain(|&i| i != id);
+            ids.remove(&id);
             if ids.is_empty() {
                 self.by_parent.remove(&orphan.parent);
             }

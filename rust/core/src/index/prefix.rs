@@ -1,25 +1,36 @@
-//! All sources, each behind a lock of its own.
+//! The index: all sources, each behind a lock of its own.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use super::content::{ContentHasher, ContentKey};
-use super::profile::{Masks, Match, Profile};
+use super::content::ContentKey;
+use super::counters::{Bounds, Counters};
+use super::directory::{Directory, Source, read, write};
+use super::profile::SourceId;
 use super::query::Query;
-use super::shard::{Bounds, Counters, Shard, is_shared};
+use super::shard::{Shard, is_shared};
+use super::store::PIECES;
 use super::tiers::Tiers;
 use crate::events::{EventData, EventKind, EventList};
-use crate::hash::{BlockHash, HashRef};
+use crate::hash::BlockHash;
 
-/// Most look-ups that a reader makes before it lets go of a source's lock.
-pub const LOOKUPS_PER_LOCK: usize = 128;
+/// The number of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seq {
+    /// It has none.
+    None,
+    /// It should follow the last one; where it does not, something is missing.
+    Follows(u64),
+    /// Whoever calls has seen to it that nothing is missing, or said so.
+    At(u64),
+}
 
 /// One source's state, for operators.
 #[derive(Clone, Debug)]
 pub struct SourceStats {
-    /// Its name.
-    pub name: String,
-    /// Its data-parallel rank.
-    pub rank: u32,
+    /// Its number.
+    pub source: usize,
+    /// Who it is.
+    pub id: Arc<SourceId>,
     /// Resident blocks (each hash once).
     pub blocks: usize,
     /// Bytes used.
@@ -30,18 +41,10 @@ pub struct SourceStats {
     pub complete: bool,
     /// The last sequence number applied.
     pub last_seq: Option<u64>,
-    /// When it was last heard, in the caller's seconds.
+    /// When it was last heard, in the caller's time.
     pub last_seen: u32,
     /// Counters.
     pub counters: Counters,
-}
-
-#[derive(Debug)]
-pub(super) struct Source {
-    pub(super) name: String,
-    pub(super) rank: u32,
-    pub(super) is_owner: bool,
-    pub(super) shard: RwLock<Shard>,
 }
 
 /// See the module. All methods take shared access; any number of threads may read and write.
@@ -50,122 +53,133 @@ pub struct PrefixIndex {
     pub(super) seed: u64,
     pub(super) bounds: Bounds,
     pub(super) digests: bool,
-    /// A dropped source leaves its place empty: numbers are never used again.
-    pub(super) sources: RwLock<Vec<Option<Arc<Source>>>>,
+    pub(super) directory: RwLock<Directory>,
     pub(super) tiers: Mutex<Tiers>,
-}
-
-// A panic while a lock is held is a bug, and must not make every later call fail: the data is counters
-// and tables that stay in a valid state between the calls made on them.
-fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
-    lock.read().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
-    lock.write().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl PrefixIndex {
     /// An empty index. `seed` (secret where prompts are hostile) enters all content keys.
     pub fn new(seed: u64, bounds: Bounds, digests: bool) -> Self {
-        Self { seed, bounds, digests, sources: RwLock::default(), tiers: Mutex::default() }
-    }
-
-    pub(super) fn tiers(&self) -> MutexGuard<'_, Tiers> {
-        self.tiers.lock().unwrap_or_else(PoisonError::into_inner)
+        Self { seed, bounds, digests, directory: RwLock::default(), tiers: Mutex::default() }
     }
 
     /// Names of tiers by number.
     pub fn tier_names(&self) -> Vec<String> {
-        self.tiers().names().to_vec()
+        self.tiers.lock().unwrap_or_else(PoisonError::into_inner).names().to_vec()
     }
 
-    /// The number of a source, made where it is new.
-    pub fn source(&self, name: &str, rank: u32) -> usize {
-        self.source_or_owner(name, rank, false)
-    }
-
-    fn source_or_owner(&self, name: &str, rank: u32, is_owner: bool) -> usize {
-        let same = |s: &Arc<Source>| s.rank == rank && s.is_owner == is_owner && s.name == name;
-        let position = |v: &[Option<Arc<Source>>]| v.iter().position(|s| s.as_ref().is_some_and(same));
-        if let Some(i) = position(&read(&self.sources)) {
-            return i;
+    /// The number of a source, made where it is new; `None` for one that was dropped and not added again.
+    pub fn source(&self, name: &str, rank: u32) -> Option<usize> {
+        {
+            let directory = read(&self.directory);
+            if let Some(source) = directory.find(name, rank, false) {
+                return Some(source.number);
+            }
+            if directory.was_dropped(name, rank, false) {
+                return None;
+            }
         }
-        let mut sources = write(&self.sources);
+        Some(self.add(name, rank, false).number)
+    }
+
+    /// The number of a source that is there.
+    pub fn known_source(&self, name: &str, rank: u32, is_owner: bool) -> Option<usize> {
+        read(&self.directory).find(name, rank, is_owner).map(|s| s.number)
+    }
+
+    /// The number of a source, made where it is new or was dropped. The blocks of one that never announces
+    /// removals live for `ttl`, in the caller's time. `first_seq` is the number with which it begins.
+    pub fn add_source(&self, name: &str, rank: u32, ttl: Option<u32>, first_seq: u64, now: u32) -> usize {
+        let source = self.add(name, rank, false);
+        let mut shard = source.write();
+        if shard.ttl != ttl {
+            shard.set_ttl(ttl, now);
+        }
+        if shard.last_seq.is_none() {
+            shard.last_seq = first_seq.checked_sub(1);
+        }
+        source.number
+    }
+
+    fn add(&self, name: &str, rank: u32, is_owner: bool) -> Arc<Source> {
+        let mut directory = write(&self.directory);
         // Another thread may have made it in between.
-        if let Some(i) = position(&sources) {
-            return i;
+        if let Some(source) = directory.find(name, rank, is_owner) {
+            return Arc::clone(source);
         }
-        let shard = RwLock::new(Shard::new(self.seed, self.bounds, self.digests, is_owner));
-        sources.push(Some(Arc::new(Source { name: name.to_owned(), rank, is_owner, shard })));
-        sources.len() - 1
+        let shard = Shard::new(self.seed, self.bounds, self.digests, is_owner);
+        directory.add(SourceId { name: name.to_owned(), rank, is_owner }, shard)
     }
 
-    fn get(&self, source: usize) -> Option<Arc<Source>> {
-        read(&self.sources).get(source)?.clone()
+    pub(super) fn get(&self, source: usize) -> Option<Arc<Source>> {
+        read(&self.directory).get(source).cloned()
     }
 
-    /// All sources that were not dropped, with their numbers.
-    pub(super) fn all(&self) -> Vec<(usize, Arc<Source>)> {
-        read(&self.sources)
-            .iter()
-            .enumerate()
-            .filter_map(|(i, s)| Some((i, Arc::clone(s.as_ref()?))))
-            .collect()
+    /// All sources that were not dropped.
+    pub(super) fn all(&self) -> Arc<Vec<Arc<Source>>> {
+        read(&self.directory).all()
     }
 
-    /// Name, rank and whether it is the owner of a shared tier.
-    pub fn source_name(&self, source: usize) -> Option<(String, u32, bool)> {
-        self.get(source).map(|s| (s.name.clone(), s.rank, s.is_owner))
+    /// The numbers of all ranks of a name.
+    pub fn ranks_of(&self, name: &str) -> Vec<usize> {
+        self.all().iter().filter(|s| s.id.name == name && !s.id.is_owner).map(|s| s.number).collect()
     }
 
-    /// Applies a batch of a source. Events of a source that was dropped are ignored.
-    ///
-    /// `seq` is the batch's number where it has one: a number that does not follow the last one marks
-    /// the source as not complete. `now` is the caller's seconds.
-    pub fn apply(&self, source: usize, seq: Option<u64>, events: &EventList, now: u32) {
+    /// Applies a batch of a source. Events of a source that was dropped are ignored. `now` is the caller's
+    /// time.
+    pub fn apply(&self, source: usize, seq: Seq, events: &EventList, now: u32) {
         let Some(src) = self.get(source) else { return };
-        let wanted = {
-            let mut shard = write(&src.shard);
-            if let (Some(seq), Some(last)) = (seq, shard.last_seq)
-                && seq != last.wrapping_add(1)
+        let (wanted, ttl) = {
+            let mut shard = src.write();
+            if let Seq::Follows(seq) = seq
+                && seq != shard.last_seq.map_or(0, |last| last.wrapping_add(1))
             {
+                shard.counters.gaps += 1;
                 shard.mark_incomplete();
             }
-            if seq.is_some() {
-                shard.last_seq = seq;
+            if let Seq::Follows(seq) | Seq::At(seq) = seq {
+                shard.last_seq = Some(seq);
             }
-            shard.apply(events, &mut self.tiers(), now)
+            (shard.apply(events, &self.tiers, now), shard.ttl)
         };
-        self.resolve(source, &src, wanted);
-        if !src.is_owner {
-            self.apply_shared(events, now);
-        }
+        self.resolve(&src, wanted);
+        self.apply_shared(&src, events, ttl, now);
     }
 
-    /// Replaces all that is known of a source by a snapshot that is exact at `resume_seq`.
-    pub fn apply_snapshot(&self, source: usize, resume_seq: Option<u64>, events: &EventList, now: u32) {
-        let Some(src) = self.get(source) else { return };
-        let wanted = {
-            let mut shard = write(&src.shard);
-            shard.clear();
-            shard.last_seq = resume_seq;
-            shard.apply(events, &mut self.tiers(), now)
-        };
-        self.resolve(source, &src, wanted);
-        if !src.is_owner {
-            self.apply_shared(events, now);
+    /// Replaces all that is known of a source by a snapshot that is exact at `resume_seq`, the first number
+    /// that it does not contain. One older than what was applied is left alone.
+    pub fn apply_snapshot(
+        &self,
+        source: usize,
+        resume_seq: Option<u64>,
+        events: &EventList,
+        now: u32,
+    ) -> bool {
+        let Some(src) = self.get(source) else { return false };
+        let mut fresh = src.read().emptied();
+        let last = resume_seq.and_then(|r| r.checked_sub(1));
+        if resume_seq.is_some() && fresh.last_seq > last {
+            return false;
         }
+        // Made aside, so that nobody is asked to wait and nobody sees a half of it.
+        fresh.last_seq = last;
+        let wanted = fresh.apply(events, &self.tiers, now);
+        let ttl = fresh.ttl;
+        let old = std::mem::replace(&mut *src.write(), fresh);
+        drop(old);
+        self.resolve(&src, wanted);
+        self.apply_shared(&src, events, ttl, now);
+        true
     }
 
     /// Looks for unknown parents in the other sources: blocks that came by transfer were announced there.
-    fn resolve(&self, source: usize, src: &Source, mut wanted: Vec<BlockHash>) {
+    fn resolve(&self, src: &Source, mut wanted: Vec<BlockHash>) {
         if wanted.is_empty() {
             return;
         }
         let mut known: Vec<(BlockHash, ContentKey)> = Vec::new();
-        for (_, other) in self.all().into_iter().filter(|(i, _)| *i != source) {
-            let shard = read(&other.shard);
+        for other in self.all().iter().filter(|s| s.number != src.number) {
+            let shard = other.read();
             wanted.retain(|h| match shard.content_of(h.as_ref()) {
                 Some(c) => {
                     known.push((h.clone(), c));
@@ -175,94 +189,53 @@ impl PrefixIndex {
             });
         }
         if !known.is_empty() {
-            write(&src.shard).adopt(known);
+            src.write().adopt(known);
         }
     }
 
     /// Blocks of shared tiers belong to their owner, whatever becomes of the engine that told of them.
-    fn apply_shared(&self, events: &EventList, now: u32) {
-        if !events.attrs_table().iter().any(is_shared) {
+    fn apply_shared(&self, src: &Source, events: &EventList, ttl: Option<u32>, now: u32) {
+        if src.id.is_owner || !events.attrs_table().iter().any(is_shared) {
             return;
         }
         for v in events.iter().filter(|v| v.kind() != EventKind::Cleared && is_shared(v.attrs())) {
-            let name = v.attrs().ownership.as_deref().unwrap_or("shared");
-            let owner = self.source_or_owner(name, 0, true);
+            let owner = self.add(v.attrs().ownership.as_deref().unwrap_or("shared"), 0, true);
+            if ttl.is_some() && owner.read().ttl != ttl {
+                owner.write().set_ttl(ttl, now);
+            }
             let mut one = EventData::new();
             if one.push_view(v).is_ok() {
-                self.apply(owner, None, &one.into(), now);
+                self.apply(owner.number, Seq::None, &one.into(), now);
             }
         }
     }
 
-    /// The masks of a chain of look-ups, letting go of the lock now and then. Ends at the first block
-    /// that is not resident where nothing after it can count.
-    fn masks(
-        source: &Source,
-        n: usize,
-        profile: &Profile,
-        lookup: impl Fn(&Shard, usize) -> u32,
-    ) -> Vec<u32> {
-        let mut masks = Vec::new();
-        let whole = profile.has_windows();
-        while masks.len() < n {
-            let shard = read(&source.shard);
-            for i in masks.len()..n.min(masks.len() + LOOKUPS_PER_LOCK) {
-                let mask = lookup(&shard, i);
-                masks.push(mask);
-                if mask == 0 && !whole {
-                    return masks;
-                }
-            }
-        }
-        masks
-    }
-
-    /// Who holds a prefix of this prompt: longest first, then by number of the source.
-    pub fn find(&self, query: &Query<'_>) -> Vec<Match> {
-        let mut hasher = ContentHasher::new(self.seed);
-        let mut keyed: Vec<(u32, Vec<ContentKey>)> = Vec::new();
-        let mut found = Vec::new();
-        for (i, source) in self.all() {
-            let profile = read(&source.shard).profile();
-            let mut all = Vec::new();
-            for g in &profile.groups {
-                if all.iter().any(|m: &Masks| m.block_size == g.block_size) {
-                    continue;
-                }
-                let k = keyed.iter().position(|k| k.0 == g.block_size).unwrap_or_else(|| {
-                    keyed.push((g.block_size, query.keys(&mut hasher, g.block_size as usize)));
-                    keyed.len() - 1
-                });
-                let keys = &keyed[k].1;
-                let masks =
-                    Self::masks(&source, keys.len(), &profile, |shard, i| shard.mask_of_content(keys[i]));
-                all.push(Masks { block_size: g.block_size, masks });
-            }
-            found.extend(profile.matches(i, &all));
-        }
-        found.sort_by(|a, b| b.tokens.cmp(&a.tokens).then(a.source.cmp(&b.source)));
-        found
-    }
-
-    /// How much of a chain of its own hashes one source holds.
-    pub fn find_hashes(&self, source: usize, hashes: &[HashRef<'_>]) -> Option<Match> {
-        let src = self.get(source)?;
-        let mut profile = read(&src.shard).profile();
-        if profile.groups.is_empty() {
-            // A stream of hashes only never names a block size: lengths are in blocks then.
-            Arc::make_mut(&mut profile).assume_full_groups();
-        }
-        let masks = Self::masks(&src, hashes.len(), &profile, |shard, i| shard.mask_of_hash(hashes[i]));
-        profile.matches(source, &[Masks { block_size: 0, masks }])
+    /// Expects that a source will soon store the blocks of this prompt, until a time. Returns how many are
+    /// expected: none for a source whose block size is not known.
+    pub fn expect(&self, source: usize, query: &Query<'_>, until: u32, now: u32) -> usize {
+        let Some(src) = self.get(source) else { return 0 };
+        let Some(block_size) = src.read().profile().groups.first().map(|g| g.block_size) else { return 0 };
+        let mut keys = query.keys(self.seed, block_size);
+        let n = keys.len().min(self.bounds.expected_blocks);
+        let keys = keys.first(n);
+        let mut shard = src.write();
+        let bound = self.bounds.expected_blocks;
+        keys.iter()
+            .filter(|&&key| shard.mask_of_content(key, 0) == 0)
+            .copied()
+            .collect::<Vec<_>>()
+            .into_iter()
+            .filter(|&key| shard.expected.add(key, until, now, bound))
+            .count()
     }
 
     fn with<R>(&self, source: usize, f: impl FnOnce(&mut Shard) -> R) -> Option<R> {
-        self.get(source).map(|s| f(&mut write(&s.shard)))
+        self.get(source).map(|s| f(&mut s.write()))
     }
 
     /// The digest of what a source holds; `None` where it is not valid.
     pub fn digest(&self, source: usize) -> Option<[u8; 16]> {
-        self.get(source).and_then(|s| read(&s.shard).digest())
+        self.get(source).and_then(|s| s.read().digest())
     }
 
     /// Says that something of a source is missing.
@@ -270,48 +243,72 @@ impl PrefixIndex {
         _ = self.with(source, Shard::mark_incomplete);
     }
 
-    /// Forgets what a source holds, as after its restart; its numbering starts anew.
-    pub fn reset(&self, source: usize) {
+    /// Says that the batches up to `last` will not come.
+    pub fn gap(&self, source: usize, last: u64) {
         _ = self.with(source, |s| {
-            s.clear();
-            s.last_seq = None;
+            s.counters.gaps += 1;
+            s.last_seq = Some(last);
+            s.mark_incomplete();
         });
     }
 
-    /// Forgets a source. Events that arrive for its number later are ignored.
+    /// Forgets what a source holds, as after its restart; its numbering starts anew.
+    pub fn reset(&self, source: usize) {
+        let Some(src) = self.get(source) else { return };
+        let mut fresh = src.read().emptied();
+        fresh.last_seq = None;
+        let old = std::mem::replace(&mut *src.write(), fresh);
+        drop(old);
+    }
+
+    /// Forgets a source. Its events that arrive later are ignored, until it is added again.
     pub fn drop_source(&self, source: usize) -> bool {
-        write(&self.sources).get_mut(source).and_then(Option::take).is_some()
+        let dropped = write(&self.directory).drop_source(source);
+        dropped.is_some()
     }
 
     /// Forgets what a source holds in one tier. Returns the number of blocks.
     pub fn clear_tier(&self, source: usize, tier: usize) -> usize {
-        self.with(source, |s| s.forget_scopes(|scope| scope.tier == tier)).unwrap_or(0)
+        let Some(src) = self.get(source) else { return 0 };
+        let bits = src.read().bits_of(|s| s.tier == tier);
+        // One piece at a time, so that nobody waits for the whole.
+        (0..PIECES).map(|p| src.write().forget(p, bits, None)).sum()
     }
 
-    /// Forgets a source's blocks that were last stored before `before`. Returns their number.
-    pub fn expire(&self, source: usize, before: u32) -> usize {
-        self.with(source, |s| s.expire(before)).unwrap_or(0)
+    /// Forgets blocks of store-only sources past their time. Returns their number.
+    pub fn expire(&self, now: u32) -> usize {
+        let mut gone = 0;
+        for src in self.all().iter() {
+            let cutoff = src.read().cutoff(now);
+            if cutoff == 0 {
+                continue;
+            }
+            for p in 0..PIECES {
+                let mut shard = src.write();
+                let n = shard.forget(p, u32::MAX, Some(cutoff));
+                shard.counters.expired += n as u64;
+                gone += n;
+            }
+        }
+        gone
     }
 
     /// State of every source.
-    pub fn stats(&self) -> Vec<(usize, SourceStats)> {
-        self.all()
-            .into_iter()
-            .map(|(i, src)| {
-                let s = read(&src.shard);
-                let stats = SourceStats {
-                    name: src.name.clone(),
-                    rank: src.rank,
-                    blocks: s.len(),
-                    nbytes: s.nbytes(),
-                    waiting: s.waiting(),
-                    complete: s.profile().complete,
-                    last_seq: s.last_seq,
-                    last_seen: s.last_seen,
-                    counters: s.counters,
-                };
-                (i, stats)
-            })
-            .collect()
+    pub fn stats(&self) -> Vec<SourceStats> {
+        let stats = |src: &Arc<Source>| {
+            let s = src.read();
+            SourceStats {
+                source: src.number,
+                id: Arc::clone(&src.id),
+                blocks: s.len(),
+                nbytes: s.nbytes(),
+                waiting: s.waiting(),
+                complete: s.profile().complete,
+                last_seq: s.last_seq,
+                last_seen: s.last_seen,
+                counters: s.counters,
+            }
+        };
+        self.all().iter().map(stats).collect()
     }
 }

@@ -1,115 +1,50 @@
 //! One source: what its stream says is resident, and what its blocks hold.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use super::content::{ContentHasher, ContentKey, read_extra};
+use super::content::{ContentKey, ExtraReader, Root, block_key};
+use super::counters::{Bounds, Counters};
+use super::expected::Expected;
 use super::orphans::{Orphan, Orphans};
-use super::profile::{GroupInfo, Profile, ScopeInfo};
-use super::store::{Id, Store};
+use super::profile::{Profile, ScopeInfo};
+use super::store::{Id, Layout, Store, mask};
 use super::tiers::Tiers;
-use crate::events::{Attrs, EventKind, EventList, EventView, Tokens};
+use crate::events::{Attrs, EventData, EventKind, EventList, EventView, Tokens};
 use crate::hash::{BlockHash, HashRef};
 use crate::resident::{Digest, KeyWriter};
 
-/// Most scopes (medium, group, locality, ownership) of one source; a bit of a mask each.
+/// Most scopes (medium, group, locality, ownership) of one source, a bit of a mask each; and most groups
+/// with their block sizes.
 pub const MAX_SCOPES: usize = 32;
-
-/// Bounds of what one source may keep waiting.
-#[derive(Clone, Copy, Debug)]
-pub struct Bounds {
-    /// Blocks of stores whose parent is not known.
-    pub orphan_blocks: usize,
-}
-
-impl Default for Bounds {
-    fn default() -> Self {
-        Self { orphan_blocks: 65_536 }
-    }
-}
-
-/// Counters of one source.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Events applied.
-    pub events: u64,
-    /// Blocks that became resident in a scope.
-    pub stored: u64,
-    /// Blocks that ceased to be.
-    pub removed: u64,
-    /// Removals of blocks that were not resident.
-    pub unknown_removed: u64,
-    /// Stores of blocks that were resident in that scope.
-    pub duplicate_stored: u64,
-    /// Clears.
-    pub cleared: u64,
-    /// Irregular events, used by hash only.
-    pub irregular: u64,
-    /// Stores without tokens: another tier of known blocks.
-    pub hash_only: u64,
-    /// Blocks that named a hash known with other tokens; the first content stays.
-    pub conflicts: u64,
-    /// Blocks named as their own parent, or twice in one store.
-    pub self_parent: u64,
-    /// Blocks whose parent was not known when they came.
-    pub orphaned: u64,
-    /// Orphans that found their parent.
-    pub adopted: u64,
-    /// Orphans that were given up since too many waited.
-    pub orphans_dropped: u64,
-    /// Keys that could not be kept since the source uses too many scopes.
-    pub scopes_dropped: u64,
-    /// Media that no rule folds.
-    pub unknown_media: u64,
-    /// Events that the decoder left out.
-    pub skipped: u64,
-}
-
-impl Counters {
-    /// Names and values.
-    pub fn items(&self) -> [(&'static str, u64); 16] {
-        [
-            ("events", self.events),
-            ("stored", self.stored),
-            ("removed", self.removed),
-            ("unknown_removed", self.unknown_removed),
-            ("duplicate_stored", self.duplicate_stored),
-            ("cleared", self.cleared),
-            ("irregular", self.irregular),
-            ("hash_only", self.hash_only),
-            ("conflicts", self.conflicts),
-            ("self_parent", self.self_parent),
-            ("orphaned", self.orphaned),
-            ("adopted", self.adopted),
-            ("orphans_dropped", self.orphans_dropped),
-            ("scopes_dropped", self.scopes_dropped),
-            ("unknown_media", self.unknown_media),
-            ("skipped", self.skipped),
-        ]
-    }
-}
 
 /// See the module.
 #[derive(Clone, Debug)]
 pub struct Shard {
-    seed: u64,
-    stores: Vec<Store>,
+    pub(super) seed: u64,
+    pub(super) stores: Vec<Store>,
     profile: Arc<Profile>,
-    writers: Vec<KeyWriter>,
-    hasher: ContentHasher,
-    digest: Option<Digest>,
+    pub(super) writers: Vec<KeyWriter>,
+    pub(super) digest: Option<Digest>,
     digest_on: bool,
     orphans: Orphans,
-    bounds: Bounds,
+    pub(super) expected: Expected,
+    pub(super) bounds: Bounds,
     /// Whether this stands for the owner of a shared tier, whose blocks count here.
     is_owner: bool,
+    /// How long blocks live, for a source that never announces removals.
+    pub(super) ttl: Option<u32>,
+    /// Counts what was applied, so that a slow reader sees whether anything changed.
+    pub(super) version: u64,
     pub(super) counters: Counters,
     pub(super) last_seq: Option<u64>,
     pub(super) last_seen: u32,
 }
 
-/// Whether an event speaks of a tier that belongs to an owner of its own and not to the engine.
+/// Whether an event speaks of a tier that belongs to an owner of its own and not to the engine. A locality
+/// that is not known is not taken for the engine's own.
 pub fn is_shared(attrs: &Attrs) -> bool {
-    attrs.ownership.is_some() || attrs.locality.as_deref().is_some_and(|l| l.eq_ignore_ascii_case("remote"))
+    let local = |l: &Arc<str>| l.eq_ignore_ascii_case("local");
+    attrs.ownership.is_some() || attrs.locality.as_ref().is_some_and(|l| !local(l))
 }
 
 impl Shard {
@@ -120,16 +55,29 @@ impl Shard {
             stores: Vec::new(),
             profile: Arc::new(Profile { complete: true, ..Profile::default() }),
             writers: Vec::new(),
-            hasher: ContentHasher::new(seed),
             digest: Some(Digest::default()),
             digest_on: digest,
             orphans: Orphans::default(),
+            expected: Expected::default(),
             bounds,
             is_owner,
+            ttl: None,
+            version: 0,
             counters: Counters::default(),
             last_seq: None,
             last_seen: 0,
         }
+    }
+
+    /// An empty one with the same settings, numbering and counters.
+    pub fn emptied(&self) -> Self {
+        let mut new = Self::new(self.seed, self.bounds, self.digest_on, self.is_owner);
+        new.ttl = self.ttl;
+        new.version = self.version + 1;
+        new.counters = self.counters;
+        new.last_seq = self.last_seq;
+        new.last_seen = self.last_seen;
+        new
     }
 
     /// Resident blocks, each hash once whatever its scopes.
@@ -144,7 +92,7 @@ impl Shard {
 
     /// The digest of what is resident; `None` where something could not be applied or digests are off.
     pub fn digest(&self) -> Option<[u8; 16]> {
-        if self.digest_on { self.digest.map(Digest::to_bytes) } else { None }
+        self.digest.filter(|_| self.digest_on).map(Digest::to_bytes)
     }
 
     /// Says that something is missing: answers are not complete and the digest is not valid.
@@ -153,35 +101,40 @@ impl Shard {
         self.digest = None;
     }
 
-    fn store_of(&mut self, hash: HashRef<'_>) -> usize {
-        if let Some(i) = self.stores.iter().position(|s| s.takes(hash)) {
-            return i;
-        }
-        let width = if let HashRef::Bytes(b) = hash { b.len() } else { 0 };
-        self.stores.push(Store::new(width, self.seed));
-        self.stores.len() - 1
+    fn find(&self, hash: HashRef<'_>) -> Option<(&Store, Id)> {
+        let store = self.stores.iter().find(|s| s.takes(hash))?;
+        Some((store, store.find(hash)?))
     }
 
-    fn find(&self, hash: HashRef<'_>) -> Option<(usize, Id)> {
-        let s = self.stores.iter().position(|s| s.takes(hash))?;
-        Some((s, self.stores[s].find(hash)?))
+    fn store_for(&mut self, hash: HashRef<'_>) -> &mut Store {
+        let at = self.stores.iter().position(|s| s.takes(hash)).unwrap_or_else(|| {
+            self.stores.push(Store::new(Layout::of(hash, self.ttl.is_some()), self.seed));
+            self.stores.len() - 1
+        });
+        &mut self.stores[at]
     }
 
     /// The content of a block that is, or recently was, resident.
     pub fn content_of(&self, hash: HashRef<'_>) -> Option<ContentKey> {
-        let (s, id) = self.find(hash)?;
-        Some(self.stores[s].entry(id).content).filter(|&c| c != 0)
+        let (store, id) = self.find(hash)?;
+        Some(store.content(id)).filter(|&c| c != 0)
     }
 
-    /// The scopes in which a hash is resident.
-    pub fn mask_of_hash(&self, hash: HashRef<'_>) -> u32 {
-        self.find(hash).map_or(0, |(s, id)| self.stores[s].entry(id).mask)
+    /// The scopes in which a hash is resident; not where it was last stored before `cutoff`.
+    pub fn mask_of_hash(&self, hash: HashRef<'_>, cutoff: u32) -> u32 {
+        let Some((store, id)) = self.find(hash) else { return 0 };
+        if store.stored_at(id).is_some_and(|t| t < cutoff) { 0 } else { store.mask(id) }
     }
 
-    /// The scopes in which a content is resident.
+    /// The scopes in which a content is resident; not where it was last stored before `cutoff`.
     #[inline]
-    pub fn mask_of_content(&self, content: ContentKey) -> u32 {
-        self.stores.iter().fold(0, |m, s| m | s.mask_of_content(content))
+    pub fn mask_of_content(&self, content: ContentKey, cutoff: u32) -> u32 {
+        self.stores.iter().fold(0, |m, s| m | s.mask_of_content(content, cutoff))
+    }
+
+    /// What is older than this has expired at `now`.
+    pub fn cutoff(&self, now: u32) -> u32 {
+        self.ttl.map_or(0, |ttl| now.saturating_sub(ttl))
     }
 
     /// Scopes and groups, for matching without a lock.
@@ -195,76 +148,85 @@ impl Shard {
         }
     }
 
-    fn scope_bit(&mut self, attrs: &Attrs, tiers: &mut Tiers) -> Option<usize> {
-        if let Some(i) = self.profile.scopes.iter().position(|s| attrs.in_scope(&s.scope)) {
-            return Some(i);
-        }
-        if self.profile.scopes.len() == MAX_SCOPES {
+    fn scope_bit(&self, attrs: &Attrs) -> Option<usize> {
+        self.profile.scopes.iter().position(|s| attrs.in_scope(&s.scope))
+    }
+
+    /// The scope of a store, and its group, made known where they are new.
+    fn learn(&mut self, attrs: &Attrs, tiers: &Mutex<Tiers>) -> Option<usize> {
+        let (group, known) = (self.profile.new_group(attrs), self.scope_bit(attrs));
+        if group.is_some() && self.profile.groups.len() == MAX_SCOPES
+            || known.is_none() && self.profile.scopes.len() == MAX_SCOPES
+        {
             self.counters.scopes_dropped += 1;
             self.mark_incomplete();
             return None;
+        }
+        if let Some(group) = group {
+            Arc::make_mut(&mut self.profile).groups.push(group);
+        }
+        if known.is_some() {
+            return known;
         }
         let scope = attrs.scope();
         if super::tiers::fold(scope.medium.as_deref()).is_none() {
             self.counters.unknown_media += 1;
         }
         self.writers.push(KeyWriter::new(&scope));
-        let tier = tiers.of(scope.medium.as_deref());
+        let tier = tiers.lock().unwrap_or_else(PoisonError::into_inner).of(scope.medium.as_deref());
         let shared = !self.is_owner && is_shared(attrs);
         let profile = Arc::make_mut(&mut self.profile);
         profile.scopes.push(ScopeInfo { scope, tier, shared });
         Some(profile.scopes.len() - 1)
     }
 
-    fn learn_group(&mut self, attrs: &Attrs) {
-        if let Some(group) = GroupInfo::of(attrs)
-            && self.profile.groups.iter().all(|g| g.group != group.group)
-        {
-            Arc::make_mut(&mut self.profile).groups.push(group);
-        }
-    }
-
-    /// Applies events in order. `now` is the caller's seconds. Returns the parents that are not known
-    /// here and may be known of other sources: [`Self::adopt`] takes the answers.
-    pub fn apply(&mut self, events: &EventList, tiers: &mut Tiers, now: u32) -> Vec<BlockHash> {
+    /// Applies events in order. `now` is the caller's time. Returns the parents that are not known here
+    /// and may be known of other sources: [`Self::adopt`] takes the answers.
+    pub fn apply(&mut self, events: &EventList, tiers: &Mutex<Tiers>, now: u32) -> Vec<BlockHash> {
         self.last_seen = now;
-        if !events.skipped().is_empty() || events.overflowed() {
-            self.counters.skipped += events.skipped().len() as u64;
+        self.version += 1;
+        if events.overflowed() {
             self.mark_incomplete();
         }
         let mut wanted = Vec::new();
-        let mut last_scope = (usize::MAX, None);
-        for (i, v) in events.iter().enumerate() {
+        // Attributes repeat from event to event.
+        let mut last = (usize::MAX, EventKind::Cleared, None);
+        for v in events.iter() {
             self.counters.events += 1;
-            if v.kind() == EventKind::Cleared {
+            let kind = v.kind();
+            if kind == EventKind::Cleared {
                 self.clear();
                 self.counters.cleared += 1;
+                last.0 = usize::MAX;
                 continue;
             }
-            if last_scope.0 != v.attrs_index() {
-                let bit = self.scope_bit(v.attrs(), tiers);
-                if v.kind() == EventKind::Stored {
-                    self.learn_group(v.attrs());
-                }
-                last_scope = (v.attrs_index(), bit);
+            if (last.0, last.1) != (v.attrs_index(), kind) {
+                let bit = match kind {
+                    EventKind::Stored => self.learn(v.attrs(), tiers),
+                    _ => self.scope_bit(v.attrs()),
+                };
+                last = (v.attrs_index(), kind, bit);
             }
-            let Some(bit) = last_scope.1 else { continue };
-            if v.kind() == EventKind::Removed {
-                self.remove(&v, bit);
-            } else {
-                self.store(&v, bit, now, &mut wanted, || events.slice(i..i + 1));
+            match (last.2, kind) {
+                (Some(bit), EventKind::Stored) => self.store(&v, bit, now, &mut wanted),
+                (Some(bit), _) => self.remove(&v, bit),
+                (None, EventKind::Stored) => {}
+                (None, _) => self.counters.unknown_removed += v.num_hashes() as u64,
             }
+        }
+        // Even where a clear came after it: what was left out may have come after the clear.
+        if !events.skipped().is_empty() {
+            self.counters.skipped += events.skipped().len() as u64;
+            self.mark_incomplete();
         }
         wanted
     }
 
     fn remove(&mut self, v: &EventView<'_>, bit: usize) {
         for hash in v.hashes() {
-            let had = match self.find(hash) {
-                Some((s, id)) => self.stores[s].unset(id, 1 << bit),
-                None => 0,
-            };
-            if had == 0 {
+            let store = self.stores.iter_mut().find(|s| s.takes(hash));
+            let had = store.and_then(|s| s.find(hash).map(|id| s.unset(id, 1 << bit)));
+            if had.unwrap_or(0) == 0 {
                 self.counters.unknown_removed += 1;
                 continue;
             }
@@ -277,14 +239,7 @@ impl Shard {
         }
     }
 
-    fn store(
-        &mut self,
-        v: &EventView<'_>,
-        bit: usize,
-        now: u32,
-        wanted: &mut Vec<BlockHash>,
-        event: impl Fn() -> EventList,
-    ) {
+    fn store(&mut self, v: &EventView<'_>, bit: usize, now: u32, wanted: &mut Vec<BlockHash>) {
         let tokens = match v.tokens() {
             Tokens::Plain(t) if !v.is_irregular() && !t.is_empty() => t,
             _ => {
@@ -293,30 +248,36 @@ impl Shard {
                 } else {
                     self.counters.irregular += 1;
                 }
-                for hash in v.hashes() {
-                    self.put(hash, bit, 0, now);
-                }
-                return;
+                return self.put_hashes(v, 0, bit, now);
             }
         };
-        let parent = match v.parent() {
-            None => None,
-            Some(p) if self.content_of(p).is_some() => self.content_of(p),
-            Some(p) => {
-                // Resident by hash; its content follows when the parent's is known.
-                for hash in v.hashes() {
-                    self.put(hash, bit, 0, now);
-                }
-                if v.hashes().next() == Some(p) {
-                    self.counters.self_parent += 1;
-                } else {
-                    wanted.push(p.to_owned());
-                    self.wait(event(), p.to_owned(), v.num_hashes());
-                }
-                return;
-            }
+        let extra = ExtraReader::new(v.extra_keys(), v.attrs(), v.parent().is_none());
+        let Some(parent) = v.parent() else {
+            let root = Root::of(v.attrs(), extra.salt()).key(self.seed);
+            return self.put_run(v, tokens, extra, root, bit, now);
         };
-        self.put_run(v, tokens, parent, bit, now);
+        if let Some(content) = self.content_of(parent) {
+            return self.put_run(v, tokens, extra, content, bit, now);
+        }
+        // Resident by hash; what it holds follows from its own first block, where that is known (another
+        // tier of it, say), or when its parent's is.
+        self.put_hashes(v, 0, bit, now);
+        let first = v.hash_at(0);
+        if first == parent {
+            self.counters.self_parent += 1;
+        } else if let Some(content) = self.content_of(first) {
+            self.fill_run(v, tokens, 1, content, &mut Vec::new());
+        } else {
+            wanted.push(parent.to_owned());
+            self.wait(v, parent.to_owned());
+        }
+    }
+
+    /// Makes the blocks from the one at `from` on resident by hash only.
+    fn put_hashes(&mut self, v: &EventView<'_>, from: usize, bit: usize, now: u32) {
+        for hash in v.hashes().skip(from) {
+            self.put(hash, bit, 0, now);
+        }
     }
 
     /// Stores a run whose start is known: computes the contents down the chain.
@@ -324,24 +285,24 @@ impl Shard {
         &mut self,
         v: &EventView<'_>,
         tokens: &[u32],
-        parent: Option<ContentKey>,
+        mut extra: ExtraReader<'_>,
+        parent: ContentKey,
         bit: usize,
         now: u32,
     ) {
-        let attrs = v.attrs();
-        let extra = read_extra(v.extra_keys(), attrs, v.parent().is_none());
-        let mut content =
-            parent.unwrap_or_else(|| self.hasher.root(attrs.lora_name.as_deref(), extra.salt.as_deref()));
-        let size = attrs.block_size as usize;
+        let mut content = parent;
         let mut before = v.parent();
         let mut adopt = Vec::new();
-        for (i, (hash, block)) in v.hashes().zip(tokens.chunks_exact(size)).enumerate() {
+        let blocks = tokens.chunks_exact(v.attrs().block_size as usize);
+        for (i, (hash, block)) in v.hashes().zip(blocks).enumerate() {
             if before == Some(hash) {
+                // Whatever it is, the chain is broken here: this block and the rest count by hash.
                 self.counters.self_parent += 1;
+                self.put_hashes(v, i, bit, now);
                 break;
             }
-            content = self.hasher.block(content, block, extra.blocks.get(i).map_or(&[], Vec::as_slice));
-            content = self.put(hash, bit, content, now);
+            content = block_key(content, block, extra.next_block());
+            self.put(hash, bit, content, now);
             before = Some(hash);
             if self.orphans.want(hash) {
                 adopt.push((hash.to_owned(), content));
@@ -352,38 +313,43 @@ impl Shard {
         }
     }
 
-    /// Makes one block resident; returns the content that it is known by.
+    /// Makes one block resident, with its content where that is known.
     #[inline]
-    fn put(&mut self, hash: HashRef<'_>, bit: usize, content: ContentKey, now: u32) -> ContentKey {
-        let s = self.store_of(hash);
-        let store = &mut self.stores[s];
+    fn put(&mut self, hash: HashRef<'_>, bit: usize, content: ContentKey, now: u32) {
+        let store = self.store_for(hash);
         let id = store.find_or_insert(hash);
-        let (new, content) = match store.set(id, 1 << bit, content, now) {
-            Ok(new) => (new, content),
-            Err((new, known)) => {
-                self.counters.conflicts += 1;
-                (new, known)
-            }
-        };
-        if new == 0 {
-            self.counters.duplicate_stored += 1;
-        } else {
-            self.counters.stored += 1;
-            if self.digest_on
-                && let Some(d) = &mut self.digest
-            {
-                d.add(self.writers[bit].digest(hash));
-            }
+        let set = store.set(id, 1 << bit, content, now);
+        self.counters.conflicts += u64::from(set.clash);
+        if content != 0 {
+            self.expected.came(content);
         }
-        content
+        if !set.new {
+            self.counters.duplicate_stored += 1;
+            return;
+        }
+        self.counters.stored += 1;
+        if self.digest_on
+            && let Some(d) = &mut self.digest
+        {
+            d.add(self.writers[bit].digest(hash));
+        }
     }
 
-    fn wait(&mut self, event: EventList, parent: BlockHash, blocks: usize) {
-        self.counters.orphaned += blocks as u64;
+    fn wait(&mut self, v: &EventView<'_>, parent: BlockHash) {
+        let mut event = EventData::new();
+        if event.push_view(*v).is_err() {
+            return self.mark_incomplete();
+        }
+        self.counters.orphaned += v.num_hashes() as u64;
         let dropped = self.orphans.push(event, parent, self.bounds.orphan_blocks);
-        if dropped > 0 {
-            self.counters.orphans_dropped += dropped as u64;
-            self.mark_incomplete();
+        for orphan in dropped {
+            let v = orphan.event.view(0);
+            self.counters.orphans_dropped += v.num_hashes() as u64;
+            // What has gone, or is known by another way, is no loss.
+            let lost = |h| self.find(h).is_some_and(|(s, id)| s.mask(id) != 0 && s.content(id) == 0);
+            if v.hashes().any(lost) {
+                self.mark_incomplete();
+            }
         }
     }
 
@@ -394,35 +360,41 @@ impl Shard {
                 let v = event.view(0);
                 self.counters.adopted += v.num_hashes() as u64;
                 if let Tokens::Plain(tokens) = v.tokens() {
-                    self.fill_run(&v, tokens, content, &mut known);
+                    self.fill_run(&v, tokens, 0, content, &mut known);
                 }
             }
         }
     }
 
-    /// Sets the contents of a run that is (as far as it still is) resident.
+    /// Sets the contents of a run, from its block `from` on, that is (as far as it still is) resident.
     fn fill_run(
         &mut self,
         v: &EventView<'_>,
         tokens: &[u32],
+        from: usize,
         parent: ContentKey,
         known: &mut Vec<(BlockHash, ContentKey)>,
     ) {
-        let extra = read_extra(v.extra_keys(), v.attrs(), false);
+        let mut extra = ExtraReader::new(v.extra_keys(), v.attrs(), false);
         let mut content = parent;
-        for (i, (hash, block)) in
-            v.hashes().zip(tokens.chunks_exact(v.attrs().block_size as usize)).enumerate()
-        {
-            content = self.hasher.block(content, block, extra.blocks.get(i).map_or(&[], Vec::as_slice));
-            if let Some((s, id)) = self.find(hash) {
-                let stored_at = self.stores[s].entry(id).stored_at;
-                match self.stores[s].set(id, 0, content, stored_at) {
-                    Ok(_) => {}
-                    Err((_, old)) => {
-                        self.counters.conflicts += 1;
-                        content = old;
-                    }
-                }
+        let mut before = v.parent();
+        let blocks = tokens.chunks_exact(v.attrs().block_size as usize);
+        for (i, (hash, block)) in v.hashes().zip(blocks).enumerate() {
+            let keys = extra.next_block();
+            if i < from {
+                before = Some(hash);
+                continue;
+            }
+            if before == Some(hash) {
+                self.counters.self_parent += 1;
+                break;
+            }
+            before = Some(hash);
+            content = block_key(content, block, keys);
+            let store = self.store_for(hash);
+            if let Some(id) = store.find(hash) {
+                let set = store.set(id, 0, content, 0);
+                self.counters.conflicts += u64::from(set.clash);
             }
             if self.orphans.want(hash) {
                 known.push((hash.to_owned(), content));
@@ -432,68 +404,71 @@ impl Shard {
 
     /// Nothing is resident any more; what is known from here on is complete.
     pub fn clear(&mut self) {
-        self.stores.iter_mut().for_each(Store::clear);
+        self.version += 1;
+        self.stores.clear();
         self.orphans = Orphans::default();
+        self.expected.clear();
         self.digest = Some(Digest::default());
         self.set_complete(true);
+        if self.profile.scopes.len() == MAX_SCOPES || self.profile.groups.len() == MAX_SCOPES {
+            // Whoever needed so many may need others from now on.
+            self.profile = Arc::new(Profile { complete: true, ..Profile::default() });
+            self.writers.clear();
+        }
     }
 
-    /// Forgets what is resident in scopes that `drop` names; not something the source said, so the
-    /// digest is no longer comparable. Returns the number of blocks.
-    pub fn forget_scopes(&mut self, drop: impl Fn(&ScopeInfo) -> bool) -> usize {
-        let bits =
-            self.profile.scopes.iter().enumerate().filter(|(_, s)| drop(s)).fold(0, |m, (i, _)| m | 1 << i);
-        self.forget_where(bits, |_| true)
+    /// The bits of the scopes that `wanted` names.
+    pub fn bits_of(&self, wanted: impl Fn(&ScopeInfo) -> bool) -> u32 {
+        let scopes = self.profile.scopes.iter().enumerate();
+        scopes.filter(|(_, s)| wanted(s)).fold(0, |m, (i, _)| m | 1 << i)
     }
 
-    /// Forgets blocks that were last stored before `before`. Returns their number.
-    pub fn expire(&mut self, before: u32) -> usize {
-        self.forget_where(u32::MAX, |stored_at| stored_at < before)
-    }
-
-    fn forget_where(&mut self, bits: u32, old: impl Fn(u32) -> bool) -> usize {
-        let mut n = 0;
+    /// Forgets, in one piece of every store, what is resident in `bits` and was last stored before
+    /// `before` (`None`: whenever). Not something that the source said, so the digest is no longer
+    /// comparable. Returns the number of blocks.
+    pub fn forget(&mut self, piece: usize, bits: u32, before: Option<u32>) -> usize {
+        let mut gone = 0;
         for store in &mut self.stores {
-            let gone: Vec<Id> = store
-                .iter()
-                .filter(|&id| store.entry(id).mask & bits != 0 && old(store.entry(id).stored_at))
-                .collect();
-            n += gone.len();
-            for id in gone {
-                store.unset(id, bits);
+            for id in (0..store.rows_in(piece)).map(|i| Id::new(piece, i)) {
+                let old = before.is_none_or(|b| store.stored_at(id).is_some_and(|t| t < b));
+                if old && store.unset(id, bits) != 0 {
+                    gone += 1;
+                }
             }
         }
-        if n > 0 {
+        if gone > 0 {
+            self.version += 1;
             self.digest = None;
         }
-        n
+        gone
     }
 
-    /// All resident entries: hash, content (0 where unknown), scopes, time.
-    pub fn entries(&self) -> impl Iterator<Item = (HashRef<'_>, ContentKey, u32, u32)> + '_ {
-        self.stores.iter().flat_map(|s| {
-            s.iter().map(move |id| {
-                let e = s.entry(id);
-                (s.hash(id), e.content, e.mask, e.stored_at)
-            })
-        })
+    /// Sets how long blocks live; those that are there live from now on.
+    pub fn set_ttl(&mut self, ttl: Option<u32>, now: u32) {
+        self.ttl = ttl;
+        for store in self.stores.iter_mut().filter(|s| s.layout.timed != ttl.is_some()) {
+            *store = store.with_time(ttl.is_some(), now);
+        }
     }
 
-    /// Puts back an entry of a dump.
-    pub(super) fn restore(&mut self, hash: HashRef<'_>, content: ContentKey, mask: u32, stored_at: u32) {
-        let s = self.store_of(hash);
-        let id = self.stores[s].find_or_insert(hash);
-        _ = self.stores[s].set(id, mask, content, stored_at);
-    }
-
-    /// Puts back what a dump says of scopes and groups; before its entries.
+    /// Puts back what a dump says of scopes and groups; before its rows.
     pub(super) fn restore_profile(&mut self, profile: Profile) {
         self.writers = profile.scopes.iter().map(|s| KeyWriter::new(&s.scope)).collect();
         self.profile = Arc::new(profile);
     }
 
-    pub(super) fn set_digest(&mut self, digest: Option<Digest>) {
-        self.digest = digest;
+    /// The digest of all rows, computed anew.
+    pub(super) fn digest_of_rows(&mut self) -> Digest {
+        let mut sum = Digest::default();
+        for store in &self.stores {
+            for row in store.resident() {
+                let hash = store.layout.hash(row);
+                for (_, w) in self.writers.iter_mut().enumerate().filter(|(i, _)| mask(row) >> i & 1 == 1) {
+                    sum.add(w.digest(hash));
+                }
+            }
+        }
+        sum
     }
 
     /// How many blocks wait for a parent.

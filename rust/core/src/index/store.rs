@@ -1,31 +1,40 @@
 //! The blocks of one source: found by the engine's hash and by content.
 //!
-//! Entries of 24 bytes stand in 64 pieces chosen by the hash, so that no growth moves more than a
-//! sixty-fourth at once. Two tables of 4-byte ids point at them: one by hash (pieces as the entries), one
-//! by content key (pieces by the key). Byte hashes stand beside the entries, `width` bytes each.
+//! A row is `content (8) | scopes (4) | hash (width)`, and `| time (4)` where the source's blocks expire.
+//! Rows stand in 64 pieces chosen by the hash, so that no growth moves more than a sixty-fourth at once.
+//! Two tables of 4-byte ids point at them: one by hash (pieces as the rows), one by content key (pieces by
+//! the key).
 //!
-//! An entry whose last copy is gone stays for a while as a *ghost*: its hash still leads to its content,
-//! so that a child that arrives later finds its parent. Ghosts are bounded and are never matched.
+//! A row whose last copy is gone stays for a while as a *ghost*: its hash still leads to its content, so
+//! that a child that arrives later finds its parent. Ghosts are bounded and are never matched.
 
 use std::collections::VecDeque;
 use std::hash::BuildHasher;
 
-use foldhash::quality::FixedState;
+use foldhash::fast::FixedState;
 use hashbrown::HashTable;
 
 use super::content::ContentKey;
-use crate::hash::HashRef;
+use crate::hash::{HashRef, le_u64};
 
-const PIECES: usize = 64;
+pub(super) const PIECES: usize = 64;
 const PIECE_SHIFT: u32 = 26;
 const INDEX_MASK: u32 = (1 << PIECE_SHIFT) - 1;
 
-/// Number of an entry: its piece and its place in it.
+/// Where the parts of a row begin.
+const MASK: usize = 8;
+const HASH: usize = 12;
+
+/// Ghosts kept at least, whatever the number of blocks; beyond it one per [`GHOST_SHARE`] blocks.
+pub(super) const MIN_GHOSTS: usize = 1024;
+const GHOST_SHARE: usize = 16;
+
+/// Number of a row: its piece and its place in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Id(u32);
 
 impl Id {
-    fn new(piece: usize, index: usize) -> Self {
+    pub(super) fn new(piece: usize, index: usize) -> Self {
         Self((piece as u32) << PIECE_SHIFT | index as u32)
     }
 
@@ -38,52 +47,93 @@ impl Id {
     }
 }
 
-/// One block of the source.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Entry {
-    /// The integer hash; unused for byte hashes.
-    bits: u64,
-    /// What it holds; 0 where that is not known (yet).
-    pub content: ContentKey,
-    /// The scopes in which it is resident, a bit each; 0 for ghosts and free places.
-    pub mask: u32,
-    /// When it was last stored, in the caller's seconds.
-    pub stored_at: u32,
+#[derive(Clone, Debug, Default)]
+pub(super) struct Piece {
+    pub(super) rows: Vec<u8>,
+    free: Vec<u32>,
+    pub(super) by_hash: HashTable<u32>,
+    pub(super) by_content: HashTable<u32>,
 }
 
-#[derive(Clone, Debug, Default)]
-struct Piece {
-    entries: Vec<Entry>,
-    bytes: Vec<u8>,
-    free: Vec<u32>,
-    by_hash: HashTable<u32>,
-    by_content: HashTable<u32>,
+/// How the rows of a store are laid out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Whether hashes are integers.
+    pub is_int: bool,
+    /// Bytes of a hash.
+    pub width: usize,
+    /// Whether a row says when it was last stored.
+    pub timed: bool,
+}
+
+impl Layout {
+    /// For hashes of this form.
+    pub fn of(hash: HashRef<'_>, timed: bool) -> Self {
+        match hash {
+            HashRef::Bytes(b) => Self { is_int: false, width: b.len(), timed },
+            _ => Self { is_int: true, width: 8, timed },
+        }
+    }
+
+    /// Bytes of a row.
+    pub fn stride(self) -> usize {
+        HASH + self.width + if self.timed { 4 } else { 0 }
+    }
+
+    /// The hash of a row.
+    #[inline]
+    pub fn hash(self, row: &[u8]) -> HashRef<'_> {
+        let bytes = &row[HASH..HASH + self.width];
+        if self.is_int { HashRef::Uint(le_u64(bytes)) } else { HashRef::Bytes(bytes) }
+    }
+}
+
+/// The content key of a row; 0 where it is not known (yet).
+#[inline]
+pub(super) fn content(row: &[u8]) -> ContentKey {
+    le_u64(&row[..8])
+}
+
+/// The scopes in which a row is resident, a bit each; 0 for ghosts and free places.
+#[inline]
+pub(super) fn mask(row: &[u8]) -> u32 {
+    u32::from_le_bytes([row[MASK], row[MASK + 1], row[MASK + 2], row[MASK + 3]])
+}
+
+/// What [`Store::set`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Set {
+    /// Whether it was not resident in that scope before.
+    pub new: bool,
+    /// Whether it is known with another content, which stays.
+    pub clash: bool,
+    /// Whether its content became known.
+    pub learned: bool,
 }
 
 /// See the module.
 #[derive(Clone, Debug)]
 pub struct Store {
-    /// Bytes of a hash; 0 for integers.
-    width: usize,
+    pub(super) layout: Layout,
+    stride: usize,
     state: FixedState,
-    pieces: Box<[Piece]>,
+    pub(super) pieces: Box<[Piece]>,
     live: usize,
     ghosts: VecDeque<u32>,
 }
 
-/// Ghosts kept at least, whatever the number of blocks; beyond it one per [`GHOST_SHARE`] blocks.
-const MIN_GHOSTS: usize = 1024;
-const GHOST_SHARE: usize = 16;
-
-fn piece_of(hash: u64) -> usize {
-    (hash >> 58) as usize
+/// Bits that the tables use neither for the bucket (low) nor for the tag (top).
+#[inline]
+pub(super) fn piece_of(mixed: u64) -> usize {
+    (mixed >> 48) as usize % PIECES
 }
 
 impl Store {
-    /// No blocks; `width` is 0 for integer hashes.
-    pub fn new(width: usize, seed: u64) -> Self {
+    /// No blocks.
+    pub fn new(layout: Layout, seed: u64) -> Self {
         Self {
-            width,
+            layout,
+            stride: layout.stride(),
             state: FixedState::with_seed(seed),
             pieces: vec![Piece::default(); PIECES].into_boxed_slice(),
             live: 0,
@@ -92,10 +142,11 @@ impl Store {
     }
 
     /// Whether hashes of this form belong here.
+    #[inline]
     pub fn takes(&self, hash: HashRef<'_>) -> bool {
         match hash {
-            HashRef::Bytes(b) => b.len() == self.width && self.width != 0,
-            _ => self.width == 0,
+            HashRef::Bytes(b) => !self.layout.is_int && b.len() == self.layout.width,
+            _ => self.layout.is_int,
         }
     }
 
@@ -104,150 +155,150 @@ impl Store {
         self.live
     }
 
-    fn mix(&self, hash: HashRef<'_>) -> u64 {
+    #[inline]
+    pub(super) fn mix(&self, hash: HashRef<'_>) -> u64 {
         match hash {
             HashRef::Bytes(b) => self.state.hash_one(b),
             h => self.state.hash_one(h.bits().unwrap_or_default()),
         }
     }
 
-    fn mix_content(&self, content: ContentKey) -> u64 {
-        self.state.hash_one(content)
-    }
-
-    fn same(piece: &Piece, index: usize, width: usize, hash: HashRef<'_>) -> bool {
-        match hash {
-            HashRef::Bytes(b) => &piece.bytes[index * width..(index + 1) * width] == b,
-            h => Some(piece.entries[index].bits) == h.bits(),
-        }
-    }
-
-    /// The entry with this hash: resident, or a ghost.
     #[inline]
-    pub fn find(&self, hash: HashRef<'_>) -> Option<Id> {
-        let mixed = self.mix(hash);
+    fn row_of(&self, piece: &'_ Piece, index: usize) -> std::ops::Range<usize> {
+        debug_assert!(index * self.stride < piece.rows.len());
+        index * self.stride..(index + 1) * self.stride
+    }
+
+    /// The bytes of a row.
+    #[inline]
+    pub(super) fn row(&self, id: Id) -> &[u8] {
+        let piece = &self.pieces[id.piece()];
+        &piece.rows[self.row_of(piece, id.index())]
+    }
+
+    fn row_mut(&mut self, id: Id) -> &mut [u8] {
+        let range = self.row_of(&self.pieces[id.piece()], id.index());
+        &mut self.pieces[id.piece()].rows[range]
+    }
+
+    #[inline]
+    fn lookup(&self, mixed: u64, hash: HashRef<'_>) -> Option<Id> {
         let p = piece_of(mixed);
         let piece = &self.pieces[p];
-        let i = piece.by_hash.find(mixed, |&i| Self::same(piece, i as usize, self.width, hash))?;
-        Some(Id::new(p, *i as usize))
+        let same = |&i: &u32| self.layout.hash(&piece.rows[self.row_of(piece, i as usize)]) == hash;
+        piece.by_hash.find(mixed, same).map(|&i| Id::new(p, i as usize))
     }
 
-    /// The entry's fields.
+    /// The row with this hash: resident, or a ghost.
     #[inline]
-    pub fn entry(&self, id: Id) -> &Entry {
-        &self.pieces[id.piece()].entries[id.index()]
+    pub fn find(&self, hash: HashRef<'_>) -> Option<Id> {
+        self.lookup(self.mix(hash), hash)
     }
 
-    fn entry_mut(&mut self, id: Id) -> &mut Entry {
-        &mut self.pieces[id.piece()].entries[id.index()]
-    }
-
-    /// The entry's hash.
-    pub fn hash(&self, id: Id) -> HashRef<'_> {
-        let piece = &self.pieces[id.piece()];
-        match self.width {
-            0 => HashRef::Uint(piece.entries[id.index()].bits),
-            w => HashRef::Bytes(&piece.bytes[id.index() * w..(id.index() + 1) * w]),
-        }
-    }
-
-    /// The scopes, over all entries with this content, in which it is resident.
+    /// What the row holds; 0 where that is not known.
     #[inline]
-    pub fn mask_of_content(&self, content: ContentKey) -> u32 {
-        let mixed = self.mix_content(content);
-        let table = &self.pieces[piece_of(mixed)].by_content;
+    pub fn content(&self, id: Id) -> ContentKey {
+        content(self.row(id))
+    }
+
+    /// The scopes in which the row is resident.
+    #[inline]
+    pub fn mask(&self, id: Id) -> u32 {
+        mask(self.row(id))
+    }
+
+    /// The scopes, over all rows with this content, in which it is resident; not where it was last stored
+    /// before `cutoff`.
+    #[inline]
+    pub fn mask_of_content(&self, key: ContentKey, cutoff: u32) -> u32 {
+        // Content keys are hashes already.
+        let table = &self.pieces[piece_of(key)].by_content;
         table
-            .iter_hash(mixed)
-            .map(|&id| self.entry(Id(id)))
-            .filter(|e| e.content == content)
-            .fold(0, |mask, e| mask | e.mask)
+            .iter_hash(key)
+            .map(|&id| self.row(Id(id)))
+            .filter(|row| content(row) == key && self.time(row).is_none_or(|t| t >= cutoff))
+            .fold(0, |all, row| all | mask(row))
     }
 
-    /// The entry with this hash, made (without residency) where there is none.
+    /// The row with this hash, made (without residency) where there is none.
     #[inline]
     pub fn find_or_insert(&mut self, hash: HashRef<'_>) -> Id {
         let mixed = self.mix(hash);
-        let p = piece_of(mixed);
-        let (width, state) = (self.width, self.state.clone());
-        let piece = &mut self.pieces[p];
-        if let Some(&i) = piece.by_hash.find(mixed, |&i| Self::same(piece, i as usize, width, hash)) {
-            return Id::new(p, i as usize);
+        if let Some(id) = self.lookup(mixed, hash) {
+            return id;
         }
-        let entry = Entry { bits: hash.bits().unwrap_or_default(), ..Entry::default() };
-        let index = if let Some(i) = piece.free.pop() {
-            piece.entries[i as usize] = entry;
-            if let HashRef::Bytes(b) = hash {
-                piece.bytes[i as usize * width..(i as usize + 1) * width].copy_from_slice(b);
+        let (p, stride, layout) = (piece_of(mixed), self.stride, self.layout);
+        let Piece { rows, free, by_hash, .. } = &mut self.pieces[p];
+        let index = free.pop().map_or(rows.len() / stride, |i| i as usize);
+        if index * stride == rows.len() {
+            // Grows by a sixteenth: memory a block matters more here than the copies.
+            if rows.len() == rows.capacity() {
+                rows.reserve_exact((index / 16).max(16) * stride);
             }
-            i as usize
-        } else {
-            // Grows by an eighth: memory a block matters more here than the copies.
-            if piece.entries.len() == piece.entries.capacity() {
-                let more = (piece.entries.len() / 8).max(16);
-                piece.entries.reserve_exact(more);
-                piece.bytes.reserve_exact(more * width);
+            rows.resize(rows.len() + stride, 0);
+        }
+        let to = &mut rows[index * stride + HASH..][..layout.width];
+        match hash {
+            HashRef::Bytes(b) => to.copy_from_slice(b),
+            h => to.copy_from_slice(&h.bits().unwrap_or_default().to_le_bytes()),
+        }
+        let state = &self.state;
+        by_hash.insert_unique(mixed, index as u32, |&i| {
+            match layout.hash(&rows[i as usize * stride..][..stride]) {
+                HashRef::Bytes(b) => state.hash_one(b),
+                h => state.hash_one(h.bits().unwrap_or_default()),
             }
-            piece.entries.push(entry);
-            if let HashRef::Bytes(b) = hash {
-                piece.bytes.extend_from_slice(b);
-            }
-            piece.entries.len() - 1
-        };
-        let Piece { entries, bytes, by_hash, .. } = piece;
-        by_hash.insert_unique(mixed, index as u32, |&i| match width {
-            0 => state.hash_one(entries[i as usize].bits),
-            w => state.hash_one(&bytes[i as usize * w..(i as usize + 1) * w]),
         });
         Id::new(p, index)
     }
 
-    /// Makes the entry resident in the scopes `bits`, with this content where it is known. Returns the
-    /// bits that were new. A content that differs from the known one is not taken: `Err` holds the known.
+    /// Makes the row resident in the scopes `bits` (none for a row that only learns its content), with
+    /// this content where it is known. A content that differs from the known one is not taken, except by
+    /// a ghost.
     #[inline]
-    pub fn set(
-        &mut self,
-        id: Id,
-        bits: u32,
-        content: ContentKey,
-        now: u32,
-    ) -> Result<u32, (u32, ContentKey)> {
-        let e = self.entry_mut(id);
-        let (old_mask, old_content) = (e.mask, e.content);
-        e.mask |= bits;
-        e.stored_at = now;
-        let clash = content != 0 && old_content != 0 && old_content != content;
-        if old_content == 0 {
-            e.content = content;
+    pub fn set(&mut self, id: Id, bits: u32, key: ContentKey, now: u32) -> Set {
+        let timed = self.layout.timed;
+        let stride = self.stride;
+        let row = self.row_mut(id);
+        let (old_mask, old) = (mask(row), content(row));
+        let new_mask = old_mask | bits;
+        let learned = key != 0 && (old == 0 || old_mask == 0 && old != key);
+        let known = if learned { key } else { old };
+        row[MASK..HASH].copy_from_slice(&new_mask.to_le_bytes());
+        if learned {
+            row[..8].copy_from_slice(&key.to_le_bytes());
         }
-        let (mask, now_content) = (e.mask, e.content);
-        if old_mask == 0 && mask != 0 {
+        if timed && bits != 0 {
+            row[stride - 4..].copy_from_slice(&now.to_le_bytes());
+        }
+        if old_mask == 0 && new_mask != 0 {
             self.live += 1;
         }
-        // In the content table stand resident entries whose content is known.
-        let was_listed = old_mask != 0 && old_content != 0;
-        if !was_listed && mask != 0 && now_content != 0 {
-            self.list(id, now_content);
+        // In the content table stand resident rows whose content is known.
+        if new_mask != 0 && known != 0 && (old_mask == 0 || old == 0) {
+            self.list(id, known);
         }
-        let new = mask & !old_mask;
-        if clash { Err((new, old_content)) } else { Ok(new) }
+        let clash = key != 0 && known != key;
+        Set { new: new_mask != old_mask, clash, learned }
     }
 
-    /// Takes scopes from the entry; returns those that it had. The last one makes it a ghost.
+    /// Takes scopes from the row; returns those that it had. The last one makes it a ghost.
     #[inline]
     pub fn unset(&mut self, id: Id, bits: u32) -> u32 {
-        let e = self.entry_mut(id);
-        let had = e.mask & bits;
+        let row = self.row_mut(id);
+        let (old, key) = (mask(row), content(row));
+        let had = old & bits;
         if had == 0 {
             return 0;
         }
-        e.mask &= !bits;
-        let (mask, content) = (e.mask, e.content);
-        if mask == 0 {
+        let left = old & !bits;
+        row[MASK..HASH].copy_from_slice(&left.to_le_bytes());
+        if left == 0 {
             self.live -= 1;
-            if content == 0 {
+            if key == 0 {
                 self.forget(id);
             } else {
-                self.unlist(id, content);
+                self.unlist(id, key);
                 self.ghosts.push_back(id.0);
                 self.bound_ghosts();
             }
@@ -255,18 +306,16 @@ impl Store {
         had
     }
 
-    fn list(&mut self, id: Id, content: ContentKey) {
-        let mixed = self.mix_content(content);
-        let p = piece_of(mixed);
-        // The table is taken out, since growing it reads entries of all pieces.
+    fn list(&mut self, id: Id, key: ContentKey) {
+        let p = piece_of(key);
+        // The table is taken out, since growing it reads rows of all pieces.
         let mut table = std::mem::take(&mut self.pieces[p].by_content);
-        table.insert_unique(mixed, id.0, |&i| self.mix_content(self.entry(Id(i)).content));
+        table.insert_unique(key, id.0, |&i| self.content(Id(i)));
         self.pieces[p].by_content = table;
     }
 
-    fn unlist(&mut self, id: Id, content: ContentKey) {
-        let mixed = self.mix_content(content);
-        if let Ok(found) = self.pieces[piece_of(mixed)].by_content.find_entry(mixed, |&i| i == id.0) {
+    fn unlist(&mut self, id: Id, key: ContentKey) {
+        if let Ok(found) = self.pieces[piece_of(key)].by_content.find_entry(key, |&i| i == id.0) {
             found.remove();
         }
     }
@@ -274,46 +323,130 @@ impl Store {
     fn bound_ghosts(&mut self) {
         while self.ghosts.len() > MIN_GHOSTS.max(self.live / GHOST_SHARE) {
             if let Some(id) = self.ghosts.pop_front().map(Id)
-                && self.entry(id).mask == 0
-                && self.entry(id).content != 0
+                && self.mask(id) == 0
+                && self.content(id) != 0
             {
                 self.forget(id);
             }
         }
     }
 
-    /// Removes an entry that is resident nowhere from the table of hashes.
+    /// Removes a row that is resident nowhere from the table of hashes.
     fn forget(&mut self, id: Id) {
-        let mixed = self.mix(self.hash(id));
-        let piece = &mut self.pieces[id.piece()];
-        if let Ok(found) = piece.by_hash.find_entry(mixed, |&i| i as usize == id.index()) {
+        let mixed = self.mix(self.layout.hash(self.row(id)));
+        let found = self.pieces[id.piece()].by_hash.find_entry(mixed, |&i| i as usize == id.index());
+        if let Ok(found) = found {
             found.remove();
-            piece.entries[id.index()] = Entry::default();
-            piece.free.push(id.index() as u32);
+            self.row_mut(id).fill(0);
+            self.pieces[id.piece()].free.push(id.index() as u32);
         }
     }
 
-    /// All resident entries, in no order.
-    pub fn iter(&self) -> impl Iterator<Item = Id> + '_ {
-        self.pieces.iter().enumerate().flat_map(|(p, piece)| {
-            piece.entries.iter().enumerate().filter(|(_, e)| e.mask != 0).map(move |(i, _)| Id::new(p, i))
-        })
+    /// All scopes in which any row is resident.
+    pub(super) fn all_scopes(&self) -> u32 {
+        self.resident().fold(0, |all, row| all | mask(row))
     }
 
-    /// Forgets everything, ghosts too.
-    pub fn clear(&mut self) {
-        self.pieces = vec![Piece::default(); PIECES].into_boxed_slice();
-        self.ghosts.clear();
-        self.live = 0;
+    /// The bytes of all resident rows.
+    pub(super) fn resident(&self) -> impl Iterator<Item = &[u8]> {
+        let rows = self.pieces.iter().flat_map(|p| p.rows.chunks_exact(self.stride));
+        rows.filter(|row| mask(row) != 0)
+    }
+
+    /// Rows in a piece, free ones and ghosts among them.
+    pub fn rows_in(&self, piece: usize) -> usize {
+        self.pieces[piece].rows.len() / self.stride
+    }
+
+    /// When the row was last stored; `None` where that is not kept.
+    pub fn stored_at(&self, id: Id) -> Option<u32> {
+        self.time(self.row(id))
+    }
+
+    #[inline]
+    fn time(&self, row: &[u8]) -> Option<u32> {
+        let at = row.len() - 4;
+        self.layout.timed.then(|| u32::from_le_bytes([row[at], row[at + 1], row[at + 2], row[at + 3]]))
+    }
+
+    /// The same blocks, with or without the time at which they were stored (`now`).
+    pub fn with_time(&self, timed: bool, now: u32) -> Self {
+        let layout = Layout { timed, ..self.layout };
+        let mut new = Self { layout, stride: layout.stride(), ..self.clone() };
+        let kept = self.stride.min(new.stride);
+        for piece in &mut new.pieces {
+            let mut rows = Vec::with_capacity(piece.rows.len() / self.stride * new.stride);
+            for row in piece.rows.chunks_exact(self.stride) {
+                rows.extend_from_slice(&row[..kept]);
+                rows.extend_from_slice(&now.to_le_bytes()[..new.stride - kept]);
+            }
+            piece.rows = rows;
+        }
+        new
+    }
+
+    /// Puts back rows of a dump into a piece, without its tables: see [`Self::index_rows`].
+    pub(super) fn restore_rows(&mut self, piece: usize, rows: &[u8]) {
+        let all = &mut self.pieces[piece].rows;
+        all.reserve_exact(rows.len());
+        all.extend_from_slice(rows);
+    }
+
+    /// Builds the tables of restored rows. Rows with the same hash (a dump that was written while the
+    /// source changed) become one, the later.
+    pub(super) fn index_rows(&mut self) {
+        let (stride, layout) = (self.stride, self.layout);
+        let mut listed: Vec<Vec<(ContentKey, u32)>> = vec![Vec::new(); PIECES];
+        for p in 0..PIECES {
+            let Piece { rows, free, .. } = &mut self.pieces[p];
+            let n = rows.len() / stride;
+            let mut table = HashTable::with_capacity(n);
+            for i in 0..n {
+                let (earlier, row) = rows[..(i + 1) * stride].split_at_mut(i * stride);
+                let mixed = match layout.hash(row) {
+                    HashRef::Bytes(b) => self.state.hash_one(b),
+                    h => self.state.hash_one(h.bits().unwrap_or_default()),
+                };
+                let at = |j: u32| &earlier[j as usize * stride..][..stride];
+                if let Some(&j) = table.find(mixed, |&j: &u32| layout.hash(at(j)) == layout.hash(row)) {
+                    earlier[j as usize * stride..][..stride].copy_from_slice(row);
+                    row.fill(0);
+                    free.push(i as u32);
+                } else {
+                    table.insert_unique(mixed, i as u32, |&j| {
+                        let row = &rows[j as usize * stride..][..stride];
+                        match layout.hash(row) {
+                            HashRef::Bytes(b) => self.state.hash_one(b),
+                            h => self.state.hash_one(h.bits().unwrap_or_default()),
+                        }
+                    });
+                }
+            }
+            for (i, row) in rows.chunks_exact(stride).enumerate().filter(|(_, row)| mask(row) != 0) {
+                self.live += 1;
+                let key = content(row);
+                if key != 0 {
+                    listed[piece_of(key)].push((key, Id::new(p, i).0));
+                }
+            }
+            self.pieces[p].by_hash = table;
+        }
+        for (p, ids) in listed.into_iter().enumerate() {
+            let mut table = HashTable::with_capacity(ids.len());
+            for (key, id) in ids {
+                table.insert_unique(key, id, |&i| self.content(Id(i)));
+            }
+            self.pieces[p].by_content = table;
+        }
     }
 
     /// Bytes that the structures use.
     pub fn nbytes(&self) -> usize {
         let piece = |p: &Piece| {
-            p.entries.capacity() * size_of::<Entry>()
-                + p.bytes.capacity()
+            p.rows.capacity()
                 + p.free.capacity() * 4
-                + (p.by_hash.capacity() + p.by_content.capacity()) * 6
+                + p.by_hash.allocation_size()
+                + p.by_content.allocation_size()
         };
         self.pieces.iter().map(piece).sum::<usize>() + self.ghosts.capacity() * 4
     }
