@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from array import array
 from pathlib import Path
 
 import msgspec
@@ -34,6 +35,10 @@ ALLOWED = {
     "BlockPool.unpin_blocks": "the callback is called when a block is used again, not per token",
     "EventQueue.extend": "built from any iterable of events: the convenience beside handles",
     "KVEventRecorder.extend": "built from any iterable of events: the convenience beside handles",
+    "PrefixIndex.__new__": "a clock of the caller's own, called once a message",
+    "PrefixIndex.apply_events": "any iterable of events: the convenience beside handles",
+    "PrefixIndex.apply_snapshot": "any iterable of events: the convenience beside handles",
+    "PrefixIndex.find_many": "the outer iterable of prompts, each a list or a buffer",
     "TokenBlocks.__getnewargs_ex__": "the pickle protocol's keyword arguments",
 }
 FORBIDDEN = re.compile(r"list\[int\]|list\[bytes\]|\bdict\b|\bAny\b|\bCallable\b|\bIterable\b")
@@ -114,6 +119,8 @@ def modules() -> list[str]:
 POSITIONAL = {
     "EventQueue.push_stored": "the first fields of BlockStored, in its order",
     "ResidentSet.contains": "the parts of a key, in the order in which the digest hashes them",
+    "PrefixIndex.apply": "who, which number, what: the parts of a message in their order",
+    "PrefixIndex.expect": "who, what, how long",
     "BlockPool.cache_full_blocks": "vLLM's order of parameters",
     "BlockPool.cache_partial_block": "vLLM's order of parameters",
 }
@@ -271,6 +278,69 @@ def test_the_stub_agrees_with_the_extension() -> None:
     assert done.returncode == 0, done.stdout
     reasons = [line for line in allowed.read_text().splitlines() if line and not line.startswith("#")]
     assert all("#" in line for line in reasons)
+
+
+def test_indexing_allocates_no_python_object_per_block() -> None:
+    """From a message's bytes to the index, and a question's answer: the same for 1 and for 1,000 blocks."""
+    index = kvevents.PrefixIndex(seed=1)
+    prompts = {n: array("I", range(100_000, 100_000 + n * 16)) for n in (1, 1000)}
+
+    def allocated(n: int) -> int:
+        payload = stored_payload(1, n)
+        index.apply("w", 0, None, payload)  # what is made once has been made
+        index.find(prompts[n])
+        gc.collect()
+        gc.disable()
+        try:
+            before = sys.getallocatedblocks()
+            applied = index.apply("w", 0, None, payload)
+            found = index.find(prompts[n])
+            after = sys.getallocatedblocks()
+        finally:
+            gc.enable()
+        assert applied == 1
+        assert len(found) == 1
+        return after - before
+
+    few, many = allocated(1), allocated(1000)
+    assert abs(many - few) <= 4, f"{few} objects for 1 block, {many} for 1,000"
+
+
+def test_another_thread_runs_while_a_large_payload_is_indexed() -> None:
+    """As for the decoder: a counting thread goes on counting while `apply` and `find_many` work."""
+    payload = stored_payload(400, 128)
+    prompts = [array("I", range(100_000, 100_000 + 2048))] * 2000
+    index = kvevents.PrefixIndex(seed=1)
+    ticks = 0
+    stop = threading.Event()
+
+    def count() -> None:
+        nonlocal ticks
+        while not stop.is_set():
+            ticks += 1
+
+    interval = sys.getswitchinterval()
+    other = threading.Thread(target=count, name="counter")
+    sys.setswitchinterval(0.5)
+    other.start()
+    moved = {"apply": 0, "find_many": 0}
+    try:
+        for _ in range(20):
+            before = ticks
+            index.apply("w", 0, None, payload)
+            moved["apply"] += ticks > before
+            before = ticks
+            index.find_many(prompts)
+            moved["find_many"] += ticks > before
+            if all(moved.values()):
+                break
+            time.sleep(0)
+    finally:
+        stop.set()
+        other.join(30)
+        sys.setswitchinterval(interval)
+    assert all(moved.values()), moved
+    assert not other.is_alive()
 
 
 def test_the_build_profile_is_told() -> None:

@@ -860,80 +860,141 @@ class KVEventRecorder:
 
 # ---------------------------------------------------------------- index
 
-@final
+@disjoint_base
 class PrefixIndex:
-    """Who holds the longest prefix: sources known by number. `kvevents.index` gives it names and a clock.
+    """Who holds the longest prefix. What users construct is `kvevents.PrefixIndex`, which explains the options."""
 
-    Any number of threads may call anything. `now` counts the caller's seconds.
-    """
+    def __new__(
+        cls,
+        *,
+        seed: int | None = None,
+        orphan_blocks: int = 65_536,
+        expected_blocks: int = 65_536,
+        digests: bool = True,
+        expires_s: float = 600.0,
+        clock: Callable[[], float] | None = None,
+        data: bytes | None = None,
+    ) -> Self:
+        """An empty index, or the one whose dump `data` is. `ConfigError`, `PickleError`."""
 
-    def __new__(cls, *, seed: int = 0, orphan_blocks: int = 65_536, digests: bool = True) -> Self:
-        """An empty index; `seed` enters all content keys."""
+    def add_source(
+        self, source: str, rank: int = 0, *, emits_removals: bool = True, first_seq: int = 0
+    ) -> None:
+        """Make a source known; the blocks of one that never announces removals expire.
 
-    def source(self, name: str, rank: int) -> int:
-        """The number of a source, made where it is new."""
+        A source that is not added is made at its first event, taken to announce removals and to count from 0. One
+        that was dropped is ignored until it is added again.
+        """
 
-    def apply(self, source: int, seq: int | None, payload: bytes, *, now: int) -> int:
-        """Apply a message's payload; its number of events. `DecodeError` for no batch: the source is then incomplete."""
+    def apply(self, source: str, rank: int, seq: int | None, payload: bytes) -> int:
+        """Apply one message's payload, without a Python object per block; its number of events.
+
+        A `seq` that does not follow the last one (0 at first) marks the source as not complete; it is applied all
+        the same, so leave duplicates out (a `Subscriber` does). A large payload lets other threads run.
+        `DecodeError` for what is no batch: the source is then not complete.
+        """
 
     def apply_events(
-        self, source: int, seq: int | None, events: EventList, *, now: int, snapshot: bool = False
+        self,
+        source: str,
+        rank: int,
+        events: EventList | Iterable[KVCacheEvent],
+        *,
+        seq: int | None = None,
+        checked: bool = True,
     ) -> None:
-        """Apply events; a snapshot replaces what was known."""
+        """Apply events that are decoded already; `checked=False`: the caller has seen to it that none is missing."""
+
+    def apply_snapshot(
+        self,
+        source: str,
+        rank: int,
+        events: EventList | Iterable[KVCacheEvent],
+        *,
+        resume_seq: int | None = None,
+    ) -> bool:
+        """Replace what is known of a source, all at once, by what is exact at `resume_seq` (the first not contained).
+
+        `False`, and nothing happens, where that is older than what was applied.
+        """
 
     def find(
         self,
-        token_ids: Sequence[int] | Buffer,
+        token_ids: Sequence[int] | Buffer | None = None,
         *,
+        block_hashes: BlockHashes | Sequence[bytes | int] | Buffer | None = None,
+        source: str | None = None,
+        rank: int = 0,
         lora_name: str | None = None,
         cache_salt: str | None = None,
         mm: Sequence[tuple[str, int, int]] | None = None,
     ) -> Matches:
-        """Who holds a prefix of this prompt."""
+        """Who holds a prefix of `token_ids`: longest first, ties in the order in which sources came.
 
-    def to_find_many(
+        LoRA name, salt and multimodal features `(identifier, offset, length)` are part of what is asked. Or, from
+        `block_hashes`, how much of that chain of its own hashes `source` holds: one match, or none.
+        """
+
+    def find_many(
         self,
-        prompts: Sequence[Sequence[int] | Buffer],
+        prompts: Iterable[Sequence[int] | Buffer],
         *,
         lora_name: str | None = None,
         cache_salt: str | None = None,
     ) -> list[Matches]:
-        """The answers for many prompts; releases the interpreter lock."""
+        """The answers for many prompts in one call, which lets other threads run."""
 
-    def find_hashes(self, source: int, block_hashes: BlockHashes | Sequence[bytes | int] | Buffer) -> Matches:
-        """How much of a chain of its own hashes a source holds: one match, or none."""
+    def expect(
+        self,
+        source: str,
+        rank: int,
+        token_ids: Sequence[int] | Buffer,
+        ttl_s: float,
+        *,
+        lora_name: str | None = None,
+        cache_salt: str | None = None,
+        mm: Sequence[tuple[str, int, int]] | None = None,
+    ) -> int:
+        """A prompt was sent there: expect its blocks for `ttl_s` seconds. The number of blocks.
 
-    def digest(self, source: int) -> bytes | None:
-        """Digest of what a source holds; `None` where it is not valid."""
+        They count in `Match.expected` only, until the real event replaces them. 0 for a source that never told its
+        block size.
+        """
 
-    def mark_incomplete(self, source: int) -> None:
-        """Something of a source is missing."""
+    def digest(self, source: str, rank: int = 0, *, owner: bool = False) -> bytes | None:
+        """Digest of what a source holds, as its publisher computes it; `None` where it is not valid.
 
-    def reset(self, source: int) -> None:
-        """Forget what a source holds and its numbering."""
+        It is not after a gap, a bad event, an orphan given up, an expiry or `clear_tier`, until a clear or a
+        snapshot.
+        """
 
-    def drop_source(self, source: int) -> bool:
-        """Forget a source; later events of this number are ignored."""
+    def mark_incomplete(self, source: str, rank: int | None = None, *, last_seq: int | None = None) -> bool:
+        """Something of a source is missing (up to `last_seq`); whether the source is known. All ranks for `None`."""
 
-    def clear_tier(self, source: int, tier: str) -> int:
-        """Forget a source's blocks in one tier; their number."""
+    def reset(self, source: str, rank: int | None = None) -> None:
+        """Forget what a source holds and its numbering, as after its restart. All ranks for `None`."""
 
-    def expire(self, source: int, before: int) -> int:
-        """Forget a source's blocks last stored before this second; their number."""
+    def drop(self, source: str, rank: int | None = None, *, owner: bool = False) -> bool:
+        """Forget a source, or the `owner` of a shared tier; whether it was known. All ranks for `None`.
 
-    @property
-    def tiers(self) -> list[str]:
+        Its events that arrive later are ignored until it is added again. What it told of shared tiers stays: that
+        belongs to their owner.
+        """
+
+    def clear_tier(self, source: str, tier: str, rank: int = 0, *, owner: bool = False) -> int:
+        """Forget what a source holds in one tier (`GPU`, `CPU`, ...); the number of blocks. `ConfigError`."""
+
+    def expire(self) -> int:
+        """Free the memory of expired blocks; their number. Answers leave them out in any case."""
+
+    def to_tiers(self) -> list[str]:
         """Names of the tiers."""
 
     def to_stats(self) -> list[dict[str, Any]]:
         """State and counters of every source."""
 
     def dump(self) -> bytes:
-        """The index as bytes."""
-
-    @staticmethod
-    def load(data: bytes, *, orphan_blocks: int = 65_536, digests: bool = True) -> PrefixIndex:
-        """Read a dump. `PickleError` for other bytes."""
+        """The index as bytes. Sources may go on changing meanwhile."""
 
 @final
 class Matches:
@@ -942,9 +1003,11 @@ class Matches:
     def __len__(self) -> int: ...
     def __getitem__(self, index: SupportsIndex, /) -> Match: ...
     def __iter__(self) -> Iterator[Match]: ...
-    def __bool__(self) -> bool: ...
+    def to_list(self) -> list[Match]:
+        """All of them."""
+
     def to_dict(self) -> dict[tuple[str, int], int]:
-        """Usable tokens by `(source, rank)`."""
+        """Usable tokens of engines by `(source, rank)`; owners of shared tiers are left out."""
 
 # ---------------------------------------------------------------- aggregate
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvevents.testing.aggregate import NaiveAggregator
 from kvevents.testing.captures import Capture, Reproduction, read_capture, replay_requests, reproduce_capture
+from kvevents.testing.index import NaivePrefixIndex
 from kvevents.testing.resident import NaiveResidentSet
 from kvevents.testing.vectors import (
     FrameReport,
@@ -19,6 +20,7 @@ __all__ = [
     "Capture",
     "FrameReport",
     "NaiveAggregator",
+    "NaivePrefixIndex",
     "NaiveResidentSet",
     "Reproduction",
     "VectorReport",

@@ -12,6 +12,7 @@ mod event_args;
 mod events;
 mod ids;
 mod index;
+mod matches;
 mod pool;
 mod pool_args;
 mod publish;
@@ -38,7 +39,9 @@ mod core_module {
     #[pymodule_export]
     use crate::ids::PyBlockIds;
     #[pymodule_export]
-    use crate::index::{PyMatches, PyPrefixIndex};
+    use crate::index::PyPrefixIndex;
+    #[pymodule_export]
+    use crate::matches::PyMatches;
     #[pymodule_export]
     use crate::pool::{PyBlockPool, PyPoolStats};
     #[pymodule_export]

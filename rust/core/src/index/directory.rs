@@ -74,6 +74,11 @@ impl Directory {
         self.by_number.get(number)?.as_ref()
     }
 
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.all.len()
+    }
+
     /// All of them, in order of their numbers.
     pub fn all(&self) -> Arc<Vec<Arc<Source>>> {
         Arc::clone(&self.all)

@@ -120,6 +120,11 @@ impl PrefixIndex {
         read(&self.directory).all()
     }
 
+    /// How many sources there are.
+    pub fn num_sources(&self) -> usize {
+        read(&self.directory).len()
+    }
+
     /// The numbers of all ranks of a name.
     pub fn ranks_of(&self, name: &str) -> Vec<usize> {
         self.all().iter().filter(|s| s.id.name == name && !s.id.is_owner).map(|s| s.number).collect()
