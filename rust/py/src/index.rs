@@ -1,5 +1,8 @@
 //! `PrefixIndex`: payloads in, answers out; no Python object per block on the way.
 
+// The clock that the core must not have.
+#![allow(clippy::disallowed_types)]
+
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -71,7 +74,7 @@ impl PyPrefixIndex {
 
     fn answer(&self, found: Vec<Match>) -> PyMatches {
         let mut tiers = self.tiers.lock().unwrap_or_else(PoisonError::into_inner);
-        let most = found.iter().flat_map(|m| m.alone.last()).map(|&(tier, _)| tier).max();
+        let most = found.iter().filter_map(|m| m.alone.last()).map(|&(tier, _)| tier).max();
         if most.is_some_and(|tier| tier >= tiers.len()) {
             *tiers = Arc::new(self.inner.tier_names());
         }
@@ -181,9 +184,9 @@ impl PyPrefixIndex {
         };
         let work = || self.inner.apply(number, seq, &events, now);
         if events.nbytes() < DETACH_COLUMNS {
-            work()
+            work();
         } else {
-            py.detach(work)
+            py.detach(work);
         }
         Ok(())
     }
@@ -411,6 +414,5 @@ impl PyPrefixIndex {
 /// From the hasher's random keys, which come from the system.
 fn random_seed() -> u64 {
     use std::hash::{BuildHasher, RandomState};
-    #[allow(clippy::disallowed_types)] // its keys are what is wanted here, not its speed
     RandomState::new().hash_one(0)
 }
