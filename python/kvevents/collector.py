@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from kvevents._core import EventList, ResidentSet
 from kvevents.aggregate import Aggregator
@@ -19,20 +19,27 @@ from kvevents.events import KVEventBatch
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kvevents.publish import EventPublisher
     from kvevents.sinks import EventSink
 
-__all__ = ["KVEventCollector"]
+__all__ = ["BatchSink", "KVEventCollector"]
 
 logger = logging.getLogger(__name__)
+
+
+class BatchSink(Protocol):
+    """Where batches go: any publisher of this package, or anything else with this method."""
+
+    def publish(self, events: KVEventBatch) -> None:
+        """Take one batch."""
 
 
 class KVEventCollector:
     """Collects a step's events of one engine (one data-parallel rank) and publishes them.
 
     - ``pool``: anything with ``take_events()``, or ``None``.
-    - ``connectors``: scheduler halves. A block that several of them hold in one tier is announced once,
-      and removed when the last lets it go. Their tiers are other than the pool's.
+    - ``connectors``: scheduler halves. A block that several of them hold in one tier (or several children of
+      one ``MultiConnector``) is announced once, and removed when the last lets it go. Their tiers are other
+      than the pool's.
     - ``clear``: the wire's clear has no scope, readers wipe every tier of the rank. ``"reannounce"``
       follows the pool's clear, in the same batch, by stores of all blocks that connectors still hold;
       ``"expand"`` sends removals of the pool's blocks instead of the clear.
@@ -48,7 +55,7 @@ class KVEventCollector:
         pool: Any,
         connectors: Sequence[Any] = (),
         *,
-        publisher: EventPublisher | None = None,
+        publisher: BatchSink | None = None,
         sinks: Sequence[EventSink] = (),
         data_parallel_rank: int | None = None,
         clear: Literal["reannounce", "expand"] = "reannounce",
@@ -64,9 +71,11 @@ class KVEventCollector:
         self._clock = clock
         # Who holds a block: sources instead of workers, any of them is enough.
         self._held = Aggregator(len(self._connectors), rule="any", keep_content=True) if connectors else None
+        self._holders: dict[tuple[int, str | None], int] = {}
         self._pool_set = ResidentSet() if clear == "expand" else None
         self._lock = threading.Lock()
-        self._counters = dict.fromkeys(("batches", "events", "clears", "flushes", "connector_failures"), 0)
+        names = ("batches", "events", "clears", "reannounced", "flushes", "connector_failures")
+        self._counters = dict.fromkeys(names, 0)
         self._sinks = None
         if sinks:
             from kvevents.sinks import SinkRunner  # noqa: PLC0415 - a thread only where there are sinks
@@ -83,8 +92,9 @@ class KVEventCollector:
     def update(self, connector_output: Any, connector: int = 0) -> None:
         """Hand the workers' (aggregated) output to a connector; published by the next step or the timer."""
         with self._lock:
-            self._connectors[connector].update_connector_output(connector_output)
+            # Also where it raises: a MultiConnector has given the other children theirs.
             self._pending = True
+            self._connectors[connector].update_connector_output(connector_output)
 
     def step(self) -> KVEventBatch | None:
         """Collect, publish and return this step's batch; ``None`` where nothing happened."""
@@ -98,7 +108,10 @@ class KVEventCollector:
             return self._collect()
 
     def stats(self) -> dict[str, int]:
-        """Return counters: batches, events, clears, flushes by the timer, connector failures, sink losses."""
+        """Return counters.
+
+        Batches, events, clears, blocks announced again after them, flushes, connector failures, sink losses.
+        """
         with self._lock:
             counters = dict(self._counters)
         return counters | (self._sinks.stats() if self._sinks else {})
@@ -119,9 +132,12 @@ class KVEventCollector:
         events, cleared = self._take_pool()
         if self._held is not None:
             if cleared:
-                events += self._held.snapshot()
+                held = self._held.snapshot()
+                self._counters["reannounced"] += held.num_blocks[0]
+                events += held
             for i, connector in enumerate(self._connectors):
-                self._held.add(i, self._take(connector))
+                for source, part in self._take(connector).by_source():
+                    self._held.add(self._holder(i, source), part)
             events += self._held.drain()
         if not len(events):
             return None
@@ -153,6 +169,13 @@ class KVEventCollector:
             held.clear()
             held.apply(part)
         return expanded
+
+    def _holder(self, connector: int, source: str | None) -> int:
+        """The number under which a connector's child holds blocks."""
+        holder = self._holders.setdefault((connector, source), len(self._holders))
+        if self._held is not None and holder >= self._held.num_workers:
+            self._held.resize(holder + 1)
+        return holder
 
     def _take(self, connector: Any) -> EventList:
         try:

@@ -209,3 +209,17 @@ def test_sinks_by_name_list_the_known_ones(monkeypatch):
         EventSinkFactory.register_sink("mine", Keeps)
     with pytest.raises(errors.ConfigError, match="no_such_module"):
         EventSinkFactory.create("no_such_module:x", None, 0)
+
+
+def test_two_children_of_one_wrapper_that_hold_a_block_announce_it_once_and_remove_it_with_the_last():
+    tier = Tier()
+    c = collector(None, tier)
+
+    def say(child, *events):
+        tier.events = EventList(events).with_source(str(child))
+        return c.step()
+
+    assert list(say(0, stored(1)).events) == [stored(1)]
+    assert say(1, stored(1)) is None
+    assert say(0, removed(1)) is None
+    assert list(say(1, removed(1)).events) == [removed(1)]

@@ -502,7 +502,7 @@ def test_a_worker_that_leaves_takes_its_votes():
     for w in engine.workers:
         w.sub_connectors[0].kv_events.append(stored(1))
     assert hashes(engine.step()) == [1]
-    engine.scheduler.sub_connectors[0].kv_event_votes.forget_worker(1)
+    engine.scheduler.forget_worker(1)
     events = engine.step()
     assert isinstance(events, EventList)
     assert list(events) == [BlockRemoved([block(1)], "CPU")]

@@ -7,9 +7,10 @@ import json
 import msgspec
 import pytest
 
-from kvevents.demo.options import DemoOptions, LinkRates
-from kvevents.demo.truth import TruthReader, TruthWriter
-from kvevents.demo.verdict import EngineReport, ReaderReport, judge
+from kvevents.demo.options import DemoOptions, LinkRates, WorkerOptions
+from kvevents.demo.truth import TruthReader, TruthWriter, add_digests
+from kvevents.demo.verdict import ConnectorReport, EngineReport, ReaderReport, judge
+from kvevents.errors import ConfigError
 
 LINK = {"dropped": 3, "duplicated": 3, "delayed": 3, "reordered": 3, "reconnects": 1}
 ENGINE = EngineReport(
@@ -95,16 +96,62 @@ def test_json_has_exactly_the_documented_keys():
     ]
 
 
+def test_json_tells_of_workers_where_there_are_any():
+    work = ConnectorReport(
+        pickle_bytes_per_step=1234.56, late_stores=5, failed_stores=2, evicted=9, restarts=1, reannounced=7
+    )
+    result = judge(
+        DemoOptions(requests=1000, behind=WorkerOptions(workers=3, connectors=2)),
+        msgspec.structs.replace(ENGINE, connectors=work),
+        batches_sent=100,
+        link=LINK,
+        reader=READER,
+        first_difference=None,
+    )
+    fields = json.loads(result.to_json())
+    assert (fields["verdict"], fields["workers"], fields["connectors"]) == ("identical", 3, 2)
+    assert fields["connector_work"] == {**msgspec.structs.asdict(work), "pickle_bytes_per_step": 1234.6}
+
+
+def test_a_run_in_which_no_worker_restarted_and_nothing_was_announced_again_has_shown_less_than_it_should():
+    work = ConnectorReport(
+        pickle_bytes_per_step=1.0, late_stores=5, failed_stores=2, evicted=9, restarts=0, reannounced=0
+    )
+    result = judge(
+        DemoOptions(requests=1000, behind=WorkerOptions()),
+        msgspec.structs.replace(ENGINE, connectors=work),
+        batches_sent=100,
+        link=LINK,
+        reader=READER,
+        first_difference=None,
+    )
+    assert (result.verdict, result.reasons) == (
+        "different",
+        ("faults that never happened: restarts, reannounced",),
+    )
+
+
+@pytest.mark.parametrize("rule", ["", "none", "0", "5", "-1", "1.5"])
+def test_a_rule_that_no_number_of_workers_can_meet_is_refused(rule):
+    with pytest.raises(ConfigError, match="all, any, or a number from 1 to 4"):
+        WorkerOptions(workers=4, rule=rule)
+
+
+def test_digests_of_sets_without_a_common_key_add():
+    assert add_digests(b"\xff" * 16, b"\0" * 15 + b"\x02") == b"\0" * 15 + b"\x01"
+
+
 def test_the_side_file_is_read_as_it_grows(tmp_path):
     path = tmp_path / "truth"
     with TruthWriter(path) as write, TruthReader(path) as read:
         assert read.digest(0) is None
-        write.write(0, b"\x01" * 16)
-        write.write(1, b"\x02" * 16)
+        write.write(0, b"\x01" * 16, 3)
+        write.write(1, b"\x02" * 16, 5)
         assert read.digest(1) == b"\x02" * 16
         assert read.digest(0) == b"\x01" * 16
+        assert [read.step(seq) for seq in range(3)] == [3, 5, None]
         assert read.digest(2) is None
-        write.write(2, b"\x03" * 16)
+        write.write(2, b"\x03" * 16, 6)
         assert read.digest(2) == b"\x03" * 16
         assert read.digest(-1) is None
 
@@ -115,5 +162,5 @@ def test_half_a_line_of_the_side_file_is_no_digest_yet(tmp_path):
     with TruthReader(path) as read:
         assert read.digest(0) is None
         with path.open("ab") as more:
-            more.write(b"ab" * 9 + b"\n")
+            more.write(b"ab" * 9 + b" 1\n")
         assert read.digest(0) == b"\xab" * 16

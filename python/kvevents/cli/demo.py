@@ -13,7 +13,7 @@ from rich.table import Table
 
 from kvevents.cli.exits import EXIT_DIFFERENT
 from kvevents.demo import DemoOptions, DemoResult, run_demo
-from kvevents.demo.options import LinkRates
+from kvevents.demo.options import LinkRates, WorkerOptions
 from kvevents.simulate import read_trace
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["demo"]
 
-GENERATED, RECORDED = 4000, 2000
+GENERATED, RECORDED, WITH_WORKERS = 4000, 2000, 1500
 """Requests of a run, where nobody says: well under a minute."""
 
 _RATE = {"min": 0.0, "max": 1.0}
@@ -72,6 +72,21 @@ def demo(
     rate: Annotated[
         float, typer.Option(min=1.0, help="Batches a second that the engine publishes at most.")
     ] = 800.0,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Worker processes behind the engine. [default: none; 4 with connectors]"),
+    ] = None,
+    connectors: Annotated[
+        int | None,
+        typer.Option(min=1, help="Connectors in every worker: tiers CPU, STORAGE. [default: 1 with workers]"),
+    ] = None,
+    same_medium: Annotated[
+        bool,
+        typer.Option("--same-medium", help="All connectors' tiers are CPU: any of them may hold a block."),
+    ] = False,
+    rule: Annotated[
+        str, typer.Option(help="How many workers must hold a block: all, any or a number.")
+    ] = "all",
     break_reader: Annotated[
         bool,
         typer.Option("--break-reader", help="Leave one removal out in the reader: the verdict must notice."),
@@ -83,9 +98,17 @@ def demo(
     The engine serves more requests than its pool can hold and publishes what its pool does; the link loses,
     repeats, delays and reorders messages and cuts the connection; the reader repairs what it missed and must
     hold exactly the engine's set of blocks after every sequence number. Exit code 0 when it did, 1 when not.
+
+    With workers, each is a process that stores the pool's blocks in its connectors' tiers: late, in pieces of
+    its own, sometimes in vain, and one is killed on the way. The truth then comes from the workers' books.
     """
+    behind = None
+    if workers is not None or connectors is not None:
+        behind = WorkerOptions(
+            workers=workers or 4, connectors=connectors or 1, same_medium=same_medium, rule=rule
+        )
     if trace is None:
-        requests = requests or GENERATED
+        requests = requests or (GENERATED if behind is None else WITH_WORKERS)
     else:
         # A broken file is told before anything starts; a short one decides how many requests there are.
         requests = min(requests or RECORDED, sum(1 for _ in read_trace(trace)))
@@ -98,6 +121,7 @@ def demo(
         rate=rate,
         link=LinkRates(drop=drop, duplicate=duplicate, delay=delay, reorder=reorder, cut_every=cut_every),
         break_reader=break_reader,
+        behind=behind,
     )
     console = Console(stderr=True)
     columns = (TextColumn("{task.description:<18}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -123,6 +147,15 @@ def _show(result: DemoResult) -> None:
         "the link": ", ".join(f"{n:,} {fault}" for fault, n in result.link.items()),
         "batches repaired by replay": f"{result.repaired:,}",
     }
+    work = result.connector_work
+    if work is not None:
+        rows |= {
+            "workers, connectors in each": f"{result.workers}, {result.connectors}",
+            "from workers to scheduler": f"{work['pickle_bytes_per_step']:,.0f} bytes a step",
+            "the workers": f"{work['late_stores']:,.0f} stores late, {work['failed_stores']:,.0f} failed, "
+            f"{work['evicted']:,.0f} blocks evicted, {work['restarts']:.0f} restarted",
+            "announced again after the reset": f"{work['reannounced']:,.0f} blocks",
+        }
     for name, value in rows.items():
         table.add_row(name, value)
     console = Console()

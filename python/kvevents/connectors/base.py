@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from kvevents.connectors.mixin import KVEventsMixin
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from kvevents.connectors.stats import KVConnectorStats
 
 __all__ = [
@@ -62,6 +64,9 @@ class KVConnectorBase(KVEventsMixin, ABC):
         return self._role
 
     # ---------------------------------------------------------------- worker half
+
+    def register_kv_caches(self, kv_caches: Mapping[str, Any]) -> None:
+        """Take note of the engine's memory, by name of layer; called once, before the first step."""
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """Take the scheduler's word for this step, before the model runs."""

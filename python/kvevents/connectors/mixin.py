@@ -109,6 +109,13 @@ class KVEventsMixin:
         for worker, events in iter_worker_events(container):
             votes.add(worker, events)
 
+    def forget_worker(self, worker: int) -> None:
+        """Take the votes of a worker that restarted or left; the next :meth:`take_events` has the removals.
+
+        Raises ``AggregatorError`` for a worker that there is not.
+        """
+        self.kv_event_votes.forget_worker(worker)
+
     def take_events(self) -> EventList:
         """Return what became resident, or ceased to be, by the rule since the last call."""
         if self._kv_aggregator is None:

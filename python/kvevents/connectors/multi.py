@@ -18,7 +18,7 @@ from kvevents.connectors.stats import KVConnectorStats, MultiKVConnectorStats
 from kvevents.errors import ConfigError, ConnectorError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from kvevents.connectors.containers import KVConnectorKVEvents
 
@@ -117,6 +117,10 @@ class MultiConnector(KVConnectorBase):
         """Clear every child's."""
         super().clear_connector_metadata()
         self._each("clear_connector_metadata", lambda _, c: c.clear_connector_metadata())
+
+    def register_kv_caches(self, kv_caches: Mapping[str, Any]) -> None:
+        """Give every child the engine's memory."""
+        self._each("register_kv_caches", lambda _, c: c.register_kv_caches(kv_caches))
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Start every child's loads."""
@@ -275,6 +279,16 @@ class MultiConnector(KVConnectorBase):
             c.update_connector_output(part)
 
         self._each("update_connector_output", update)
+
+    def forget_worker(self, worker: int) -> None:
+        """Take the worker's votes from every child that has votes."""
+
+        def forget(_: int, c: KVConnectorBase) -> None:
+            hook = getattr(c, "forget_worker", None)
+            if hook is not None and getattr(c, "emits_kv_events", True):
+                hook(worker)
+
+        self._each("forget_worker", forget)
 
     def take_events(self) -> EventList:
         """Join the children's events, in child order, each with its child's position as its source.

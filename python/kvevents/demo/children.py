@@ -74,10 +74,15 @@ class ChildGroup:
         self._pipes: dict[str, Connection] = {}
         self._processes: dict[str, multiprocessing.process.BaseProcess] = {}
 
-    def start(self, name: str, main: Callable[..., None], *args: Any) -> None:
-        """Start ``main(pipe, *args)`` in a fresh interpreter."""
+    def start(self, name: str, main: Callable[..., None], *args: Any, has_children: bool = False) -> None:
+        """Start ``main(pipe, *args)`` in a fresh interpreter.
+
+        Only a process that ``has_children`` may start others; it has to end them itself.
+        """
         ours, theirs = self._spawn.Pipe()
-        process = self._spawn.Process(target=_entry, args=(main, theirs, args), name=name, daemon=True)
+        process = self._spawn.Process(
+            target=_entry, args=(main, theirs, args), name=name, daemon=not has_children
+        )
         with _undisturbed():
             process.start()
             theirs.close()

@@ -1,7 +1,7 @@
 """The demo's engine without its clock: the same options give the same batches, in any process.
 
 The engine process runs it with a publisher. Where the reader's set differs, the demo runs it again, alone,
-up to that batch, to name what is missing: the wire never carried the truth.
+up to that step, to name what is missing: the wire never carried the truth.
 """
 
 from __future__ import annotations
@@ -16,15 +16,20 @@ from kvevents.simulate.workloads import Request, mixed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from kvevents.collector import BatchSink
     from kvevents.demo.options import DemoOptions
     from kvevents.events import EventList, KVEventBatch
-    from kvevents.simulate.engine import BatchSink
+    from kvevents.simulate.connectors import EngineConnectors
 
 __all__ = ["Drive", "true_set"]
 
 
 class Drive:
-    """Serves the requests of a run, with a prefix-cache reset after half of them."""
+    """Serves the requests of a run, with a prefix-cache reset after half of them.
+
+    With workers, one of them is killed and started anew after five eighths, and the engine steps on at the
+    end until every store is finished. What the pool does is the same with and without ``connectors``.
+    """
 
     def __init__(
         self,
@@ -32,8 +37,10 @@ class Drive:
         *,
         publisher: BatchSink | None = None,
         before_publish: Callable[[int, KVEventBatch], None] | None = None,
+        connectors: EngineConnectors | None = None,
     ) -> None:
         self._options = options
+        self._connectors = connectors
         config = EngineConfig(
             num_blocks=options.pool_blocks,
             block_size=options.block_size,
@@ -41,7 +48,9 @@ class Drive:
             tokens_per_step=options.block_size if options.trace else 1,
             data_parallel_rank=0,
         )
-        self.engine = MockEngine(config, publisher=publisher, before_publish=before_publish)
+        self.engine = MockEngine(
+            config, publisher=publisher, before_publish=before_publish, connectors=connectors
+        )
 
     def steps(self) -> Iterator[EventList]:
         """Run to the end, one scheduler step a time; yields the events of each."""
@@ -50,7 +59,16 @@ class Drive:
         first = options.requests // 2
         yield from self._serve(islice(traffic, first))
         self.engine.reset_prefix_cache()
-        yield from self._serve(islice(traffic, options.requests - first))
+        rest = options.requests - first
+        if options.behind is not None:
+            before = rest // 4
+            yield from self._serve(islice(traffic, before))
+            if self._connectors is not None:
+                self._connectors.restart_worker(options.behind.workers - 1, self.engine.stats.steps + 1)
+            rest -= before
+        yield from self._serve(islice(traffic, rest))
+        for _ in range(1 + max((t.max_delay for tiers in options.tiers() for t in tiers), default=-1)):
+            yield self.engine.step()
 
     def _traffic(self) -> Iterator[Request]:
         options = self._options
@@ -68,21 +86,10 @@ class Drive:
             yield engine.step()
 
 
-class _Reached(Exception):  # noqa: N818 - a signal, not an error
-    pass
-
-
-def true_set(options: DemoOptions, seq: int) -> EventList:
-    """What the engine's pool held after batch ``seq``: stores, parents first, asked of the pool."""
-
-    def stop_at(number: int, _batch: KVEventBatch) -> None:
-        if number == seq:
-            raise _Reached
-
-    drive = Drive(options, before_publish=stop_at)
-    try:
-        for _ in drive.steps():
-            pass
-    except _Reached:
-        pass
+def true_set(options: DemoOptions, step: int) -> EventList:
+    """What the engine's pool held in step ``step``: stores, parents first, asked of the pool."""
+    drive = Drive(options)
+    for _ in drive.steps():
+        if drive.engine.stats.steps == step:
+            break
     return drive.engine.pool.snapshot()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from array import array
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvevents.demo.drive import Drive
-from kvevents.demo.truth import TruthWriter
-from kvevents.demo.verdict import EngineReport
+from kvevents.demo.truth import TruthWriter, add_digests
+from kvevents.demo.verdict import ConnectorReport, EngineReport
 from kvevents.publish import ZmqEventPublisher
+from kvevents.simulate.connectors import EngineConnectors
+from kvevents.simulate.ledger import LedgerTruth
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -44,24 +47,38 @@ class _TimedPublisher:
         return ordered[min(len(ordered) - 1, int(len(ordered) * share))] / 1000 if ordered else 0.0
 
 
-def engine_main(pipe: Connection, options: DemoOptions, truth_path: str) -> None:
+def engine_main(pipe: Connection, options: DemoOptions, folder: str) -> None:
     """Says ``ready`` with its addresses, runs on ``go``, says ``done``, answers replay until ``stop``.
 
-    The last word, ``stopped``, says how many batches left the publisher.
+    The last word, ``stopped``, says how many batches left the publisher. The truth goes into ``folder``.
     """
-    with ZmqEventPublisher(
-        0, endpoint="tcp://127.0.0.1:0", replay_endpoint="tcp://127.0.0.1:0", buffer_steps=_KEPT_FOR_REPLAY
-    ) as publisher:
+    with (
+        contextlib.ExitStack() as stack,
+        ZmqEventPublisher(
+            0,
+            endpoint="tcp://127.0.0.1:0",
+            replay_endpoint="tcp://127.0.0.1:0",
+            buffer_steps=_KEPT_FOR_REPLAY,
+        ) as publisher,
+    ):
         addresses = publisher.get_publisher_config()
+        tiers = options.tiers()
+        connectors = stack.enter_context(EngineConnectors(tiers, Path(folder))) if tiers else None
         pipe.send(("ready", (addresses.endpoint, addresses.replay_endpoint)))
         pipe.recv()  # go
         timed = _TimedPublisher(publisher)
-        with TruthWriter(Path(truth_path)) as truth:
-            drive = Drive(
-                options,
-                publisher=timed,
-                before_publish=lambda seq, _batch: truth.write(seq, drive.engine.pool.digest()),
-            )
+        with TruthWriter(Path(folder) / "truth") as truth:
+            ledgers = stack.enter_context(LedgerTruth(Path(folder), tiers[0])) if tiers else None
+
+            def write_truth(seq: int, _batch: KVEventBatch) -> None:
+                step = drive.engine.stats.steps
+                digest = drive.engine.pool.digest()
+                if ledgers is not None:
+                    ledgers.advance(step)
+                    digest = add_digests(digest, ledgers.digest())
+                truth.write(seq, digest, step)
+
+            drive = Drive(options, publisher=timed, before_publish=write_truth, connectors=connectors)
             seconds = _run(pipe, options, drive)
         stats = drive.engine.stats
         report = EngineReport(
@@ -73,11 +90,24 @@ def engine_main(pipe: Connection, options: DemoOptions, truth_path: str) -> None
             seconds=seconds,
             publish_p50_us=timed.percentile_us(0.5),
             publish_p99_us=timed.percentile_us(0.99),
+            connectors=_report_connectors(connectors, stats.steps) if connectors is not None else None,
         )
         pipe.send(("done", report))
         pipe.recv()  # stop
         publisher.shutdown()
         pipe.send(("stopped", publisher.stats().sent))
+
+
+def _report_connectors(connectors: EngineConnectors, steps: int) -> ConnectorReport:
+    counts = connectors.stats.data
+    return ConnectorReport(
+        pickle_bytes_per_step=connectors.workers.pickled_bytes / steps,
+        late_stores=counts.get("late", 0),
+        failed_stores=counts.get("failed", 0) + counts.get("partial", 0),
+        evicted=counts.get("evicted", 0),
+        restarts=connectors.restarts,
+        reannounced=connectors.collector.stats()["reannounced"],
+    )
 
 
 def _run(pipe: Connection, options: DemoOptions, drive: Drive) -> float:

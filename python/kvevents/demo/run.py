@@ -11,9 +11,11 @@ from kvevents.demo.drive import true_set
 from kvevents.demo.engine import engine_main
 from kvevents.demo.link import link_main
 from kvevents.demo.reader import reader_main
+from kvevents.demo.truth import TruthReader
 from kvevents.demo.verdict import DemoResult, ReaderReport, judge
 from kvevents.errors import ConfigError
 from kvevents.resident import ResidentKey, ResidentSet
+from kvevents.simulate.ledger import LedgerTruth
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
@@ -55,13 +57,13 @@ def run_demo(options: DemoOptions, progress: ProgressSink | None = None) -> Demo
         tempfile.TemporaryDirectory(prefix="kvevents-demo-") as folder,
         ChildGroup(options.silence_s) as group,
     ):
-        truth = str(Path(folder) / "truth")
-        Path(truth).touch()
-        group.start("engine", engine_main, options, truth)
+        truth = Path(folder) / "truth"
+        truth.touch()
+        group.start("engine", engine_main, options, folder, has_children=options.behind is not None)
         live, replay = group.expect("engine", "ready")
         group.start("link", link_main, options, live, replay)
         live, replay = group.expect("link", "ready")
-        group.start("reader", reader_main, options, live, replay, truth)
+        group.start("reader", reader_main, options, live, replay, str(truth))
         group.expect("reader", "ready")
 
         group.send("engine", "go")
@@ -72,6 +74,7 @@ def run_demo(options: DemoOptions, progress: ProgressSink | None = None) -> Demo
         link = group.expect("link", "done")
         group.send("engine", "stop")
         sent = group.expect("engine", "stopped")
+        first_difference = _first_difference(options, reader, Path(folder))
     if options.break_reader and reader.left_out is None:
         raise ConfigError(
             f"break_reader: no block was removed in {engine.batches} batches, so none could be left out; "
@@ -83,16 +86,25 @@ def run_demo(options: DemoOptions, progress: ProgressSink | None = None) -> Demo
         batches_sent=sent,
         link=link,
         reader=reader,
-        first_difference=_first_difference(options, reader),
+        first_difference=first_difference,
     )
 
 
-def _first_difference(options: DemoOptions, reader: ReaderReport) -> dict[str, Any] | None:
-    """What was missing and what was too much, against the engine run again up to that sequence."""
+def _first_difference(options: DemoOptions, reader: ReaderReport, folder: Path) -> dict[str, Any] | None:
+    """What was missing and what was too much, against the engine run again, and the ledgers."""
     seq = reader.first_difference
     if seq is None:
         return None
-    true = ResidentSet(true_set(options, seq)).keys()
+    with TruthReader(folder / "truth") as truth:
+        step = truth.step(seq)
+    if step is None:
+        raise ValueError(f"the side file has no line of sequence {seq}")
+    true = set(ResidentSet(true_set(options, step)).keys())
+    tiers = options.tiers()
+    if tiers:
+        with LedgerTruth(folder, tiers[0]) as ledgers:
+            ledgers.advance(step)
+            true |= ledgers.resident.keys()
     held = reader.held_at_difference
     return {"seq": seq, "missing": _names(true - held), "extra": _names(held - true)}
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from kvevents.demo.options import DemoOptions
     from kvevents.resident import ResidentKey
 
-__all__ = ["DemoResult", "EngineReport", "ReaderReport", "judge"]
+__all__ = ["ConnectorReport", "DemoResult", "EngineReport", "ReaderReport", "judge"]
 
 FAULTS_CERTAIN_FROM = 1000
 """Requests from which on every kind of fault must have happened."""
@@ -22,6 +22,20 @@ _RATE_OF = {
     "reordered": "reorder",
     "reconnects": "cut_every",
 }
+
+
+class ConnectorReport(msgspec.Struct, frozen=True):
+    """What the workers behind the engine went through."""
+
+    pickle_bytes_per_step: float
+    """From all workers together."""
+    late_stores: int
+    failed_stores: int
+    """Wholly or in part."""
+    evicted: int
+    restarts: int
+    reannounced: int
+    """Blocks that were announced again after the pool's clear."""
 
 
 class EngineReport(msgspec.Struct, frozen=True):
@@ -36,6 +50,7 @@ class EngineReport(msgspec.Struct, frozen=True):
     seconds: float
     publish_p50_us: float
     publish_p99_us: float
+    connectors: ConnectorReport | None = None
 
 
 class ReaderReport(msgspec.Struct, frozen=True):
@@ -72,12 +87,19 @@ class DemoResult(msgspec.Struct, frozen=True, kw_only=True):
     publish_p50_us: float
     publish_p99_us: float
     blocks_per_s: float
+    workers: int
+    connectors: int
+    connector_work: dict[str, float] | None
+    """Fields of :class:`ConnectorReport`; ``None`` without workers."""
     reasons: tuple[str, ...] = ()
 
     def to_json(self) -> bytes:
-        """One JSON object."""
+        """One JSON object; what is about workers only where there are any."""
         fields = msgspec.structs.asdict(self)
         del fields["reasons"]
+        if not self.workers:
+            for name in ("workers", "connectors", "connector_work"):
+                del fields[name]
         return msgspec.json.encode(fields)
 
 
@@ -111,6 +133,8 @@ def judge(
         absent = [
             fault for fault, rate in _RATE_OF.items() if getattr(options.link, rate) and not link[fault]
         ]
+        if engine.connectors is not None:
+            absent += [k for k, n in msgspec.structs.asdict(engine.connectors).items() if not n]
         if absent:
             reasons.append(f"faults that never happened: {', '.join(absent)}")
     return DemoResult(
@@ -128,5 +152,12 @@ def judge(
         publish_p50_us=round(engine.publish_p50_us, 1),
         publish_p99_us=round(engine.publish_p99_us, 1),
         blocks_per_s=round(engine.blocks_stored / engine.seconds, 1) if engine.seconds else 0.0,
+        workers=options.behind.workers if options.behind else 0,
+        connectors=options.behind.connectors if options.behind else 0,
+        connector_work=(
+            None
+            if engine.connectors is None
+            else {k: round(n, 1) for k, n in msgspec.structs.asdict(engine.connectors).items()}
+        ),
         reasons=tuple(reasons),
     )

@@ -11,7 +11,7 @@ import time
 from array import array
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,16 +23,11 @@ from kvevents.tokens import TokenBlocks
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from kvevents.collector import BatchSink
+    from kvevents.simulate.connectors import EngineConnectors
     from kvevents.simulate.workloads import Request
 
-__all__ = ["BatchSink", "EngineConfig", "EngineStats", "MockEngine"]
-
-
-class BatchSink(Protocol):
-    """Where batches go: any publisher of this package, or anything else with this method."""
-
-    def publish(self, events: KVEventBatch) -> None:
-        """Take one batch."""
+__all__ = ["EngineConfig", "EngineStats", "MockEngine"]
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,7 +94,8 @@ class MockEngine:
 
     Without a ``publisher``, :meth:`step` only returns its events.
     ``before_publish(n, batch)`` is called with the running number of each batch before it is published, so
-    that a test can write down what is true at that moment. Not thread-safe: one thread drives an engine.
+    that a test can write down what is true at that moment. With ``connectors`` every step also runs their
+    workers, and the batch has their events as well. Not thread-safe: one thread drives an engine.
     """
 
     def __init__(
@@ -109,6 +105,7 @@ class MockEngine:
         publisher: BatchSink | None = None,
         before_publish: Callable[[int, KVEventBatch], None] | None = None,
         clock: Callable[[], float] = time.time,
+        connectors: EngineConnectors | None = None,
     ) -> None:
         self.config = config
         self.pool = BlockPool(
@@ -122,6 +119,9 @@ class MockEngine:
         self._publisher = publisher
         self._before_publish = before_publish
         self._clock = clock
+        self._connectors = connectors
+        if connectors is not None:
+            connectors.connect(self, data_parallel_rank=config.data_parallel_rank, clock=clock)
         self._waiting: deque[_Running] = deque()
         self._running: list[_Running] = []
 
@@ -259,14 +259,19 @@ class MockEngine:
 
     def _emit(self) -> EventList:
         events = self.pool.take_events()
+        if self._connectors is not None:
+            return self._connectors.step(self.stats.steps, events)
         if len(events):
-            batch = KVEventBatch(self._clock(), events, self.config.data_parallel_rank)
-            if self._before_publish is not None:
-                self._before_publish(self.stats.batches, batch)
-            if self._publisher is not None:
-                self._publisher.publish(batch)
-            stored, removed = events.num_blocks
-            self.stats.batches += 1
-            self.stats.blocks_stored += stored
-            self.stats.blocks_removed += removed
+            self.publish(KVEventBatch(self._clock(), events, self.config.data_parallel_rank))
         return events
+
+    def publish(self, events: KVEventBatch) -> None:
+        """Count a step's batch and hand it to the publisher; called by the engine itself."""
+        if self._before_publish is not None:
+            self._before_publish(self.stats.batches, events)
+        if self._publisher is not None:
+            self._publisher.publish(events)
+        stored, removed = EventList(events.events).num_blocks
+        self.stats.batches += 1
+        self.stats.blocks_stored += stored
+        self.stats.blocks_removed += removed
