@@ -41,15 +41,15 @@ def run(tier, step, *events):
 def test_stores_come_within_three_steps_in_pieces_and_the_book_agrees_with_the_events():
     tier = worker_half(fail_rate=0.0)
     events, book = [], []
-    for step in range(6):
-        e, b = run(tier, step, *([stored(10 * step, 8)] if step < 3 else []))
+    for step in range(23):
+        e, b = run(tier, step, *([stored(10 * step, 10)] if step < 20 else []))
         events += e
         book += b
-    assert sum(len(e.block_hashes) for e in events) == len(book) == 24
-    assert sorted(h[0] for _, h in book) == [*range(8), *range(10, 18), *range(20, 28)]
+    assert sum(len(e.block_hashes) for e in events) == len(book) == 200
+    assert sorted(h[0] for _, h in book) == list(range(200))
     stats = tier.get_kv_connector_stats()
     assert stats.data["late"] > 0
-    assert stats.data["stores"] > 3
+    assert stats.data["stores"] > 20
     assert tier.get_kv_connector_stats() is None
 
 
