@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -99,27 +98,41 @@ def encode_small() -> Work:
 
 @compare("the same with building the events", per="event", floor=8, aim=15, against=MSGSPEC)
 def encode_build() -> Work:
-    """An engine that makes its events and sends them: Structs one by one, or columns out of buffers."""
+    """Events are made, then written: columns event by event by the queue, Structs by a loop."""
     made = workloads.stored_events(256, 1)
     for event in made:
         event.parent_block_hash = None  # or the queue would join the events to one
-    values = [tuple(getattr(e, f) for f in FIELDS) for e in made]
-    pushes = [(e.block_hashes, None, e.token_ids, e.block_size) for e in made]
+    columns = EventList(made)
+    digests = [e.block_hashes[0] for e in made]
+    ids = [t for e in made for t in e.token_ids]
     queue = EventQueue()
-    push = partial(queue.push_stored, extra_keys=[None], group_idx=0, kv_cache_spec_kind="full_attention")
 
-    def columns() -> bytes:
-        for one in pushes:
-            push(*one)
+    def ours() -> bytes:
+        queue.extend(columns)
         return encode(KVEventBatch(TS, queue.take(), 0))
 
-    def structs() -> bytes:
-        return ENCODE(Batch(TS, [Stored(*v) for v in values], 0))
+    def theirs() -> bytes:
+        events = [
+            Stored(
+                block_hashes=[digest],
+                parent_block_hash=None,
+                token_ids=ids[i * 16 : i * 16 + 16],
+                block_size=16,
+                lora_id=None,
+                medium="GPU",
+                lora_name=None,
+                extra_keys=[None],
+                group_idx=0,
+                kv_cache_spec_kind="full_attention",
+            )
+            for i, digest in enumerate(digests)
+        ]
+        return ENCODE(Batch(TS, events, 0))
 
     def check() -> None:
-        assert columns() == structs()
+        assert ours() == theirs()
 
-    return Work(columns, structs, 256, check)
+    return Work(ours, theirs, 256, check)
 
 
 @compare("64 events of 16 hashes and 256 tokens to bytes", per="event", floor=3, aim=6, against=MSGSPEC)
