@@ -399,6 +399,9 @@ impl EventData {
     /// event is a regular store with these attributes, its last hash is `s.parent`, and neither
     /// carries anything rare. Returns whether it did.
     pub fn try_extend_stored(&mut self, attrs: AttrId, s: &StoredParts<'_>) -> bool {
+        if s.parent.is_none() {
+            return false;
+        }
         let Some(last) = self.rows.last().copied() else { return false };
         let same_extra = match s.extra_keys {
             ExtraKeys::Absent => last.flags & flag::EXTRA_NIL == 0,
@@ -427,7 +430,7 @@ impl EventData {
         let Tokens::Plain(tokens) = s.tokens else { return false };
         let n = bytes.len() / width.max(1);
         let block_size = self.attrs[attrs.0 as usize].block_size as usize;
-        let chained = self.view(self.rows.len() - 1).last_hash() == s.parent && s.parent.is_some();
+        let chained = self.view(self.rows.len() - 1).last_hash() == s.parent;
         if width != usize::from(last.width)
             || n == 0
             || n * block_size != tokens.len()

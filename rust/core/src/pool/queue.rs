@@ -99,13 +99,9 @@ impl EventQueue {
     /// As [`Self::push_stored`].
     pub fn push_view(&mut self, v: EventView<'_>) -> Result<(), EventsError> {
         let (form, width, data) = v.raw_hashes();
-        let ints: Vec<u64>;
         let hashes = match form {
             HashForm::Bytes => Hashes::Bytes { width, data },
-            HashForm::Uint => {
-                ints = v.hashes().filter_map(|h| h.bits()).collect();
-                Hashes::Uint(&ints)
-            }
+            HashForm::Uint => Hashes::IntBytes { signed: false, data },
             HashForm::Int | HashForm::Mixed => {
                 self.admit();
                 return self.data.push_view(v);
