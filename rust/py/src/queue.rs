@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use kvevents_core::events::{Attrs, CommonParts, EventData, EventList, EventView, Hashes};
+use kvevents_core::events::{Attrs, CommonParts, EventData, EventList, Hashes};
 use kvevents_core::pool::EventQueue;
 use pyo3::prelude::*;
 
@@ -22,12 +22,8 @@ impl PyEventQueue {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn push_all<'a>(&self, views: impl Iterator<Item = EventView<'a>>) -> PyResult<()> {
-        let mut queue = self.lock();
-        for view in views {
-            queue.push_view(view).map_err(|e| events_error(&e))?;
-        }
-        Ok(())
+    fn push_all(&self, events: &EventList) -> PyResult<()> {
+        self.lock().extend(events).map_err(|e| events_error(&e))
     }
 }
 
@@ -121,11 +117,11 @@ impl PyEventQueue {
     fn append(&self, event: &Bound<'_, PyAny>) -> PyResult<()> {
         let mut data = EventData::new();
         push_event(event, 0, &mut data)?;
-        self.push_all(EventList::from(data).iter())
+        self.push_all(&data.into())
     }
 
     fn extend(&self, events: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.push_all(extract_events(events)?.iter())
+        self.push_all(&extract_events(events)?)
     }
 
     fn take(&self) -> PyEventList {

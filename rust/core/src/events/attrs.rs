@@ -44,6 +44,26 @@ pub struct Scope {
 }
 
 impl Attrs {
+    /// Whether both share their texts, so that they are equal without a look at them. `false` says
+    /// nothing.
+    pub(super) fn is_twin(&self, other: &Self) -> bool {
+        let shared = |a: &Option<Arc<str>>, b: &Option<Arc<str>>| match (a, b) {
+            (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+            (a, b) => a.is_none() && b.is_none(),
+        };
+        self.block_size == other.block_size
+            && self.lora_id == other.lora_id
+            && self.group_idx == other.group_idx
+            && self.sliding_window == other.sliding_window
+            && shared(&self.medium, &other.medium)
+            && shared(&self.lora_name, &other.lora_name)
+            && shared(&self.spec_kind, &other.spec_kind)
+            && shared(&self.locality, &other.locality)
+            && shared(&self.ownership, &other.ownership)
+            && shared(&self.session_id, &other.session_id)
+            && shared(&self.cache_salt, &other.cache_salt)
+    }
+
     /// The scope in which the event's hashes are resident.
     pub fn scope(&self) -> Scope {
         Scope {

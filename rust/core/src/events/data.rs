@@ -225,6 +225,9 @@ impl EventData {
     /// The number of `attrs` in this list. Valid until the list is taken.
     pub fn intern(&mut self, attrs: &Attrs) -> AttrId {
         let n = self.attrs.len();
+        if self.attrs.last().is_some_and(|last| last.is_twin(attrs)) {
+            return AttrId((n - 1) as u32);
+        }
         let from = n.saturating_sub(INTERN_WINDOW);
         if let Some(back) = self.attrs[from..].iter().rev().position(|a| a == attrs) {
             return AttrId((n - 1 - back) as u32);

@@ -196,6 +196,18 @@ impl EventList {
         end(self.end) - end(self.start)
     }
 
+    /// Bytes of hashes and parents, and number of plain token ids, that the events hold.
+    pub(crate) fn column_sizes(&self) -> (usize, usize) {
+        let end = |i: usize| {
+            i.checked_sub(1).map_or((0, 0), |i| {
+                let row = &self.data.rows[i];
+                (row.hash_end as usize, row.token_end as usize)
+            })
+        };
+        let (from, to) = (end(self.start), end(self.end));
+        (to.0 - from.0, to.1 - from.1)
+    }
+
     pub(super) fn parts(&self) -> (&EventData, Range<usize>) {
         (&self.data, self.start..self.end)
     }

@@ -125,6 +125,16 @@ impl EventQueue {
         }
     }
 
+    /// Events of another list, each as by [`Self::push_view`].
+    ///
+    /// # Errors
+    /// As [`Self::push_stored`].
+    pub fn extend(&mut self, events: &EventList) -> Result<(), EventsError> {
+        let (hash_bytes, tokens) = events.column_sizes();
+        self.data.reserve(events.len(), hash_bytes, tokens);
+        events.iter().try_for_each(|v| self.push_view(v))
+    }
+
     /// Everything since the last call.
     pub fn take(&mut self) -> EventList {
         self.pushed = 0;
