@@ -9,7 +9,10 @@ import msgspec
 
 from kvevents.errors import ConfigError
 
-__all__ = ["KVEventsConfig", "Overflow"]
+__all__ = ["ExactFor", "KVEventsConfig", "Overflow"]
+
+ExactFor: TypeAlias = Literal["engine", "stream"]
+"""What the mirror is exact for: the engine's cache, or no more than the stream that was published."""
 
 Overflow: TypeAlias = Literal["drop_oldest", "drop_newest", "block"]
 """What ``publish()`` does when ``max_queue_size`` batches wait for the sender."""
@@ -56,6 +59,14 @@ class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_s: float | None = None
     """After so many seconds without a batch an empty one is sent, so that readers notice the loss of the
     last message; ``None``: never."""
+    mirror: bool = True
+    """Keep what the stream says is resident, for snapshots and digests. Only with a replay address, which is
+    where they are asked for; ``False`` costs nothing."""
+    mirror_tokens: bool = True
+    """Keep the token ids too. Without them snapshots hold hashes and parents only."""
+    exact_for: ExactFor = "stream"
+    """``"engine"`` says that the events come from this package's pool with ``report="residency"`` and nothing
+    else, so that the mirror equals the engine's cache; readers are told so in ``hello``."""
     extra: dict[str, Any] = {}
     """Options of a registered publisher, passed to it as keyword arguments."""
 
@@ -76,6 +87,9 @@ class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.overflow not in get_args(Overflow):
             known = ", ".join(map(repr, get_args(Overflow)))
             raise ConfigError(f"overflow: {self.overflow!r} is none of {known}")
+        if self.exact_for not in get_args(ExactFor):
+            known = ", ".join(map(repr, get_args(ExactFor)))
+            raise ConfigError(f"exact_for: {self.exact_for!r} is none of {known}")
         if self.publisher is None:
             msgspec.structs.force_setattr(self, "publisher", "zmq" if self.enable_kv_cache_events else "null")
 
@@ -111,7 +125,7 @@ def _typed() -> type:
     return msgspec.defstruct(
         "_Typed",
         [
-            (field.name, Any if field.name in {"overflow", "extra"} else field.type)
+            (field.name, Any if field.name in {"overflow", "exact_for", "extra"} else field.type)
             for field in msgspec.structs.fields(KVEventsConfig)
         ],
     )

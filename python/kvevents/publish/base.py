@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from kvevents.config import KVEventsConfig
     from kvevents.events import EventBatch
 
-__all__ = ["EventPublisher", "PublisherStats", "ReplayStats"]
+__all__ = ["EventPublisher", "MirrorStats", "PublisherStats", "ReplayStats"]
 
 
 class ReplayStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +31,27 @@ class ReplayStats(msgspec.Struct, frozen=True, kw_only=True):
     """Replays to clients that left, or took nothing for the time limit."""
     active: int = 0
     """Clients that are being served now."""
+    extended: int = 0
+    """Extended requests, answered with what was asked for or with an error."""
+    snapshots: int = 0
+    """Snapshots that were begun; each serves all who ask while it helps."""
+    snapshot_bytes: int = 0
+    """Payload bytes of the snapshots that are kept now."""
+
+
+class MirrorStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What the stream says is resident."""
+
+    blocks: int = 0
+    """Resident keys."""
+    nbytes: int = 0
+    """Bytes of memory, without snapshots."""
+    resume_seq: int = 0
+    """The first number that is not in it."""
+    digest: bytes | None = None
+    """Its digest; ``None`` while it is not known (too many batches were dropped), until the next clear."""
+    longest_wait_ns: int = 0
+    """The longest time for which a batch waited for the mirror, because a snapshot was being made."""
 
 
 class PublisherStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +81,10 @@ class PublisherStats(msgspec.Struct, frozen=True, kw_only=True):
     """Their payload bytes."""
     oldest: int | None = None
     """Oldest number that can be replayed."""
+    epoch: bytes = b""
+    """Sixteen random bytes: this life of the publisher."""
+    mirror: MirrorStats | None = None
+    """The mirror; ``None`` without one."""
     replay: ReplayStats | None = None
     """The replay server's; ``None`` without one."""
 

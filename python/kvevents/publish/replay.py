@@ -1,9 +1,9 @@
-"""The replay server: hands batches of the log to whoever asks, at the pace of each client.
+"""The replay server: hands batches of the log, and snapshots, to whoever asks, at the pace of each client.
 
-The wire is vLLM's. A DEALER sends ``["", start]`` (8 bytes, big endian) and gets ``["", topic, number,
+The plain wire is vLLM's. A DEALER sends ``["", start]`` (8 bytes, big endian) and gets ``["", topic, number,
 payload]`` for every batch in the log from ``start`` to the newest at the time of the request, then the end
-marker ``["", "", ff*8, ""]``. A request without the empty frame is understood too. Everything else is
-answered with ``["", "KVE1", msgpack {"op": "error", "error": reason}]``.
+marker ``["", "", ff*8, ""]``. Extended requests are ``["", "KVE1", map]``, see ``docs/wire.md``. A request
+without the empty frame is understood too. Everything else is answered with an error of the extended form.
 """
 
 from __future__ import annotations
@@ -17,30 +17,26 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import msgspec
 import zmq
 
 from kvevents.publish.base import ReplayStats
-from kvevents.publish.outbox import END_SEQUENCE
+from kvevents.publish.jobs import EXTENDED, Answer, Job, PlainReplay
 from kvevents.publish.sockets import NOBLOCK, NOBLOCK_MORE, send_of
 
 if TYPE_CHECKING:
     from kvevents._core import ReplayLog
+    from kvevents.publish.extended import Extended
+    from kvevents.publish.snapshots import Snapshots
     from kvevents.publish.sockets import SharedContext
 
 __all__ = ["EXTENDED", "ReplayServer", "router_options"]
 
 _log_ = logging.getLogger("kvevents.publish")
 
-EXTENDED = b"KVE1"
-"""First frame of requests and answers beyond vLLM's."""
-END_MARKER = (b"", b"", END_SEQUENCE.to_bytes(8, "big"), b"")
-
 PIPE = 512
 """Batches in flight to one client; the rest stays in the log."""
 TURN_BATCHES = 64
-TURN_BYTES = 256 * 1024
-"""What one client gets before the next has its turn."""
+"""Batches that one client gets before the next has its turn (fewer if they are large)."""
 PATIENCE_S = 30.0
 """A client that takes nothing for so long is given up."""
 MAX_CLIENTS = 256
@@ -62,36 +58,44 @@ def router_options() -> dict[int, int]:
     }
 
 
-class _Replay:
-    """One client's place in the log; no copies."""
+class _Client:
+    """What one client is owed."""
 
-    __slots__ = ("busy", "deadline", "last", "next", "pending", "window")
+    __slots__ = ("deadline", "job", "pending", "window")
 
     def __init__(self) -> None:
-        self.pending: deque[tuple[int, int]] = deque()
-        self.busy = False
-        self.next = 0
-        self.last = 0
+        self.pending: deque[Job] = deque()
+        self.job: Job | None = None
         self.window = TURN_BATCHES
-        self.deadline = 0.0
+        self.deadline = time.monotonic() + PATIENCE_S
 
 
 class ReplayServer:
     """Owns the ROUTER socket and its thread. Clients are served in turns; a full pipe costs nobody else."""
 
     def __init__(
-        self, log: ReplayLog, topic: bytes, socket: zmq.Socket[bytes], context: SharedContext, rank: int
+        self,
+        log: ReplayLog,
+        topic: bytes,
+        extended: Extended,
+        snapshots: Snapshots | None,
+        *,
+        socket: zmq.Socket[bytes],
+        context: SharedContext,
+        rank: int,
     ) -> None:
         self._log = log
         self._topic = topic
+        self._extended = extended
+        self._snapshots = snapshots
         self._socket = socket
         self._send_frame = send_of(socket)
         self._context = context
         self._rank = rank
-        self._clients: dict[bytes, _Replay] = {}
+        self._clients: dict[bytes, _Client] = {}
         self._stopping = False
         self._waker, self._wakened = plain_socket.socketpair()
-        self._requests = self._refused = self._batches = 0
+        self._requests = self._extended_requests = self._refused = self._batches = 0
         self._completed = self._too_old = self._given_up = 0
         context.use()
         self.thread = threading.Thread(target=self._run, name=f"kvevents-replay-{rank}", daemon=True)
@@ -112,6 +116,9 @@ class ReplayServer:
             too_old=self._too_old,
             given_up=self._given_up,
             active=len(self._clients),
+            extended=self._extended_requests,
+            snapshots=0 if self._snapshots is None else self._snapshots.made,
+            snapshot_bytes=0 if self._snapshots is None else self._snapshots.kept_bytes,
         )
 
     def _run(self) -> None:
@@ -140,12 +147,17 @@ class ReplayServer:
                 except Exception:
                     _log_.exception("rank %d: a replay request", self._rank)
             moved = self._serve_all()
+            idle = None
+            if self._snapshots is not None:
+                moved |= self._snapshots.making
+                self._snapshots.step()
+                idle = self._snapshots.drop_idle()
             if moved:
                 timeout = 0
             elif self._clients:
                 timeout = min(2 * timeout, RETRY_MS[1]) if timeout else RETRY_MS[0]
             else:
-                timeout = None
+                timeout = None if idle is None else int(idle * 1000)
 
     # ------------------------------------------------------------ requests
 
@@ -158,38 +170,45 @@ class ReplayServer:
             if len(request) == 1 and len(request[0]) == 8:
                 self._want(client, int.from_bytes(request[0], "big"))
             elif request and request[0] == EXTENDED:
-                self._refuse(client, "this publisher does not answer extended requests")
+                self._extended_requests += 1
+                job = self._extended.job(request[1:])
+                self._refused += isinstance(job, Answer) and job.error
+                self._owe(client, job)
             else:
                 self._refuse(
                     client,
+                    "bad_request",
                     "a replay request is one frame with the first sequence number in 8 bytes, big endian; "
                     f"seen: {len(request)} frame(s) of {[len(frame) for frame in request[:8]]} bytes",
                 )
 
     def _want(self, client: bytes, start: int) -> None:
-        replay = self._clients.get(client)
-        if replay is None:
-            if len(self._clients) >= MAX_CLIENTS:
-                self._refuse(client, f"{MAX_CLIENTS} clients are being served; ask again later")
-                return
-            replay = _Replay()
-            replay.deadline = time.monotonic() + PATIENCE_S
-            self._clients[client] = replay
-        elif len(replay.pending) >= MAX_PENDING:
-            self._refuse(client, f"{MAX_PENDING} requests of this client are open; wait for the end marker")
-            return
-        self._requests += 1
         oldest, newest = self._log.oldest, self._log.newest
-        if newest is not None and start <= newest and (oldest is None or start < oldest):
-            self._too_old += 1
-        replay.pending.append((start, newest or 0))
+        if self._owe(client, PlainReplay(self._log, self._topic, start, newest or 0)):
+            self._requests += 1
+            if newest is not None and start <= newest and (oldest is None or start < oldest):
+                self._too_old += 1
 
-    def _refuse(self, client: bytes, reason: str) -> None:
+    def _owe(self, client: bytes, job: Job) -> bool:
+        owed = self._clients.get(client)
+        if owed is None:
+            if len(self._clients) >= MAX_CLIENTS:
+                self._refuse(client, "busy", f"{MAX_CLIENTS} clients are being served; ask again later")
+                return False
+            owed = self._clients[client] = _Client()
+        elif len(owed.pending) >= MAX_PENDING:
+            self._refuse(
+                client, "busy", f"{MAX_PENDING} requests of this client are open; wait for the end marker"
+            )
+            return False
+        owed.pending.append(job)
+        return True
+
+    def _refuse(self, client: bytes, code: str, reason: str) -> None:
         self._refused += 1
         _log_.warning("rank %d: replay request refused: %s", self._rank, reason)
-        answer = msgspec.msgpack.encode({"op": "error", "error": reason})
         try:
-            self._socket.send_multipart((client, b"", EXTENDED, answer), NOBLOCK)
+            self._socket.send_multipart((client, *self._extended.refusal(code, reason)), NOBLOCK)
         except zmq.ZMQError as e:
             if e.errno not in _CANNOT_TAKE:
                 raise
@@ -199,9 +218,9 @@ class ReplayServer:
     def _serve_all(self) -> bool:
         """One turn of every client: whether anything moved."""
         moved = False
-        for client, replay in list(self._clients.items()):
+        for client, owed in list(self._clients.items()):
             try:
-                progress = self._serve(client, replay)
+                progress = self._serve(client, owed)
             except zmq.ZMQError as e:
                 if e.errno != errno.EHOSTUNREACH:
                     _log_.warning("rank %d: a replay client was given up: %s", self._rank, e)
@@ -209,8 +228,8 @@ class ReplayServer:
                 continue
             if progress:
                 moved = True
-                replay.deadline = time.monotonic() + PATIENCE_S
-            elif time.monotonic() > replay.deadline:
+                owed.deadline = time.monotonic() + PATIENCE_S
+            elif time.monotonic() > owed.deadline:
                 self._give_up(client)
         return moved
 
@@ -218,39 +237,33 @@ class ReplayServer:
         del self._clients[client]
         self._given_up += 1
 
-    def _serve(self, client: bytes, replay: _Replay) -> bool:
-        """What the client's pipe takes, up to its turn; the end marker only after the last batch."""
-        if not replay.busy:
-            replay.next, replay.last = replay.pending.popleft()
-            replay.busy = True
-        batches = self._log.read(replay.next, replay.last, replay.window, TURN_BYTES)
+    def _serve(self, client: bytes, owed: _Client) -> bool:
+        """What the client's pipe takes, up to its turn; the end of a request only after all of it."""
+        job = owed.job = owed.job or owed.pending.popleft()
+        messages = job.messages(owed.window)
         send = self._send_frame
-        topic = self._topic
+        before = job.batches
         done = 0
         try:
             # Only the first frame of a message can be refused: behind it the pipe has room for all of them.
-            for number, payload in batches:
+            for *frames, last in messages:
                 send(client, NOBLOCK_MORE)
-                send(b"", NOBLOCK_MORE)
-                send(topic, NOBLOCK_MORE)
-                send(number, NOBLOCK_MORE)
-                send(payload, NOBLOCK)
+                for frame in frames:
+                    send(frame, NOBLOCK_MORE)
+                send(last, NOBLOCK)
                 done += 1
-            if not batches:
-                self._socket.send_multipart((client, *END_MARKER), NOBLOCK)
-                self._completed += 1
-                replay.busy = False
-                if not replay.pending:
-                    del self._clients[client]
-                return True
         except zmq.Again:
             # A try against a full pipe should not copy many payloads for nothing.
-            replay.window = max(1, done)
+            owed.window = max(1, done)
         else:
-            replay.window = min(2 * replay.window, TURN_BATCHES)
-        if done:
-            replay.next = int.from_bytes(batches[done - 1][0], "big") + 1
-            self._batches += done
+            owed.window = min(2 * owed.window, TURN_BATCHES)
+        job.taken(done)
+        self._batches += job.batches - before
+        if job.done:
+            self._completed += job.replays
+            owed.job = None
+            if not owed.pending:
+                del self._clients[client]
         return done > 0
 
 

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from kvevents._core import EventList
 from kvevents.errors import EventError, EventTypeError
+from kvevents.publish.outbox import LOST
 from kvevents.publish.sockets import NOBLOCK, NOBLOCK_MORE, send_of
 
 if TYPE_CHECKING:
     import zmq
 
-    from kvevents._core import ReplayLog
+    from kvevents._core import Mirror, ReplayLog
     from kvevents.config import KVEventsConfig
     from kvevents.publish.outbox import Outbox
     from kvevents.publish.sockets import SharedContext
@@ -41,12 +42,14 @@ class Sender:
         *,
         outbox: Outbox,
         log: ReplayLog,
+        mirror: Mirror | None,
         socket: zmq.Socket[bytes],
         context: SharedContext,
     ) -> None:
         self._rank = rank
         self._outbox = outbox
         self._log = log
+        self._mirror = mirror
         self._socket = socket
         self._send_frame = send_of(socket)
         self._context = context
@@ -92,11 +95,17 @@ class Sender:
                 if not outbox.wait(self._heartbeat_s):
                     self._beat()
                 continue
+            seq, batch, send = item
             try:
-                self._send_batch(*item)
+                if send:
+                    self._send_batch(seq, batch)
+                else:
+                    self._mirror_batch(seq, batch)
             except Exception:
                 self.failed += 1
-                _log.exception("rank %d: batch %d could not be sent", self._rank, item[0])
+                _log.exception("rank %d: batch %d could not be sent", self._rank, seq)
+                outbox.note_hole(seq)
+                self._mirror_failed(seq, batch)
 
     def _send_batch(self, seq: int, batch: Any) -> None:
         events, ts, rank = batch.events, batch.ts, batch.data_parallel_rank
@@ -117,6 +126,33 @@ class Sender:
                 self._rank, len(losses), seq, seq + 1, index, field, reason,
             )  # fmt: skip
 
+    def _mirror_batch(self, seq: int, batch: Any) -> None:
+        """A batch that is not sent happened all the same: a snapshot heals its hole."""
+        mirror = self._mirror
+        if mirror is None:
+            return
+        if batch is None:
+            mirror.advance(seq)
+        elif batch is LOST:
+            mirror.lose()
+            mirror.advance(seq)
+            _log.warning("rank %d: too many batches were dropped for the mirror up to %d", self._rank, seq)
+        else:
+            try:
+                mirror.record(seq, batch.events)
+            except (EventError, EventTypeError):
+                good, bad = _sort_out(batch.events)
+                mirror.record(seq, good)
+                self.events_lost += len(bad)
+
+    def _mirror_failed(self, seq: int, batch: Any) -> None:
+        try:
+            self._mirror_batch(seq, batch)
+        except Exception:  # what it holds cannot be known
+            if self._mirror is not None:
+                self._mirror.lose()
+                self._mirror.advance(seq)
+
     def _beat(self) -> None:
         seq = self._outbox.number_if_empty()
         if seq is None:
@@ -128,8 +164,10 @@ class Sender:
     def _encode(
         self, seq: int, events: Any, ts: float, rank: int | None
     ) -> tuple[bytes, list[tuple[int, str, str]]]:
-        """The payload, which is in the log from now on: who sees a number live can ask for all before it."""
-        return self._log.append_encoded(seq, events, ts, rank, self._dialect, lossy=self._lossy)
+        """The payload, which is in log and mirror from now on: who sees a number can ask for all before."""
+        return self._log.append_encoded(
+            seq, events, ts, rank, self._dialect, lossy=self._lossy, mirror=self._mirror
+        )
 
     def _send(self, seq: int, payload: bytes) -> None:
         send = self._send_frame

@@ -12,18 +12,20 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 import zmq
 
-from kvevents._core import ReplayLog, dialects
+from kvevents._core import Mirror, ReplayLog, dialects
 from kvevents.config import KVEventsConfig
 from kvevents.errors import ConfigError, EventTypeError, ForkError, PublisherClosedError
 from kvevents.publish import endpoints
-from kvevents.publish.base import EventPublisher, PublisherStats
+from kvevents.publish.base import EventPublisher, MirrorStats, PublisherStats
+from kvevents.publish.extended import Extended
 from kvevents.publish.outbox import END_SEQUENCE, Outbox
 from kvevents.publish.replay import ReplayServer, router_options
 from kvevents.publish.sender import Sender
+from kvevents.publish.snapshots import Snapshots
 from kvevents.publish.sockets import SharedContext, open_socket
 
 if TYPE_CHECKING:
-    from kvevents.config import Overflow
+    from kvevents.config import ExactFor, Overflow
     from kvevents.events import EventBatch
 
 __all__ = ["ZmqEventPublisher"]
@@ -70,6 +72,9 @@ class ZmqEventPublisher(EventPublisher):
         dialect: str = _DEFAULT.dialect,
         bind: bool | None = _DEFAULT.bind,
         heartbeat_s: float | None = _DEFAULT.heartbeat_s,
+        mirror: bool = _DEFAULT.mirror,
+        mirror_tokens: bool = _DEFAULT.mirror_tokens,
+        exact_for: ExactFor = _DEFAULT.exact_for,
         first_sequence: int = 0,
     ) -> None:
         config = KVEventsConfig(
@@ -87,6 +92,9 @@ class ZmqEventPublisher(EventPublisher):
             dialect=dialect,
             bind=bind,
             heartbeat_s=heartbeat_s,
+            mirror=mirror,
+            mirror_tokens=mirror_tokens,
+            exact_for=exact_for,
         )
         if dialect not in dialects():
             raise ConfigError(f"dialect: {dialect!r} is not known; known are {', '.join(dialects())}")
@@ -96,7 +104,10 @@ class ZmqEventPublisher(EventPublisher):
         super().__init__(data_parallel_rank)
         self._forked: bool = False
         self._unsent = 0
-        self._outbox = Outbox(max_queue_size, overflow, first_sequence)
+        self._epoch = os.urandom(16)
+        # Snapshots are asked for at the replay address: without one a mirror would be of no use.
+        self._mirror = Mirror(first_sequence, keep_tokens=mirror_tokens) if mirror and replay else None
+        self._outbox = Outbox(max_queue_size, overflow, first_sequence, keep_dropped=self._mirror is not None)
         self._put = self._outbox.put
         self._replay_log = ReplayLog(buffer_steps if replay else 0, buffer_bytes)
         self._start(config, live, replay)
@@ -131,13 +142,15 @@ class ZmqEventPublisher(EventPublisher):
             config, endpoint=str(live), replay_endpoint=None if replay is None else str(replay), bind=bind
         )
         self._sender = Sender(
-            config, rank, outbox=self._outbox, log=self._replay_log, socket=pub, context=context
+            config,
+            rank,
+            outbox=self._outbox,
+            log=self._replay_log,
+            mirror=self._mirror,
+            socket=pub,
+            context=context,
         )
-        self._server = (
-            None
-            if router is None
-            else ReplayServer(self._replay_log, config.topic.encode(), router, context, rank)
-        )
+        self._server = None if router is None else self._make_server(router, context)
         context.leave()
         self._sender.thread.start()
         if self._server is not None:
@@ -146,6 +159,18 @@ class ZmqEventPublisher(EventPublisher):
             "rank %d: events are published at %s (%s), replay at %s",
             rank, live, "bound" if bind else "connected", replay or "no address",
         )  # fmt: skip
+
+    def _make_server(self, router: zmq.Socket[bytes], context: SharedContext) -> ReplayServer:
+        rank, config = self._data_parallel_rank, self._config
+        log, mirror, outbox = self._replay_log, self._mirror, self._outbox
+        snapshots = None if mirror is None else Snapshots(mirror, log, outbox.holes, config.dialect, rank)
+        extended = Extended(
+            config, rank, self._epoch,
+            log=log, outbox=outbox, sender=self._sender, mirror=mirror, snapshots=snapshots,
+        )  # fmt: skip
+        return ReplayServer(
+            log, config.topic.encode(), extended, snapshots, socket=router, context=context, rank=rank
+        )
 
     # ------------------------------------------------------------ the engine's step
 
@@ -224,6 +249,8 @@ class ZmqEventPublisher(EventPublisher):
             log_batches=len(log),
             log_bytes=log.payload_bytes,
             oldest=log.oldest,
+            epoch=self._epoch,
+            mirror=None if self._mirror is None else _mirror_stats(self._mirror),
             replay=None if self._server is None else self._server.stats(),
         )
 
@@ -237,6 +264,17 @@ class ZmqEventPublisher(EventPublisher):
         if not endpoint:
             return endpoint
         return str(endpoints.offset(endpoints.parse(endpoint), data_parallel_rank))
+
+
+def _mirror_stats(mirror: Mirror) -> MirrorStats:
+    found = mirror.digest()
+    return MirrorStats(
+        blocks=len(mirror),
+        nbytes=mirror.nbytes,
+        resume_seq=mirror.resume_seq,
+        digest=None if found is None else found[1],
+        longest_wait_ns=mirror.longest_wait_ns,
+    )
 
 
 def _addresses(config: KVEventsConfig, rank: int) -> tuple[endpoints.Endpoint, endpoints.Endpoint | None]:

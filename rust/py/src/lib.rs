@@ -13,6 +13,7 @@ mod events;
 mod ids;
 mod index;
 mod matches;
+mod mirror;
 mod pool;
 mod pool_args;
 mod publish;
@@ -42,6 +43,8 @@ mod core_module {
     use crate::index::PyPrefixIndex;
     #[pymodule_export]
     use crate::matches::PyMatches;
+    #[pymodule_export]
+    use crate::mirror::PyMirror;
     #[pymodule_export]
     use crate::pool::{PyBlockPool, PyPoolStats};
     #[pymodule_export]

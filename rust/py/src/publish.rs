@@ -3,6 +3,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use kvevents_core::codec::EncodeOptions;
+use kvevents_core::error::ReplayLogError;
 use kvevents_core::publish::{Payload, ReplayLog};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -10,6 +11,7 @@ use pyo3::types::PyBytes;
 use crate::codec::{dialect, ts_from_py, with_encoder};
 use crate::errors::replay_log_error;
 use crate::events::extract_events;
+use crate::mirror::PyMirror;
 
 /// Payloads by sequence number; see `_core.pyi`.
 #[pyclass(name = "ReplayLog", module = "kvevents._core", frozen)]
@@ -42,9 +44,9 @@ impl PyReplayLog {
         self.lock().append(seq, payload.as_bytes()).map_err(|e| replay_log_error(&e))
     }
 
-    /// Encoding and the copy into the log run without the interpreter lock; what is left under it is one
+    /// Encoding, the copy into the log and the mirror run without the interpreter lock; what is left under it is one
     /// copy into the `bytes` that is sent.
-    #[pyo3(signature = (seq, events, ts, rank, dialect, *, lossy = false))]
+    #[pyo3(signature = (seq, events, ts, rank, dialect, *, lossy = false, mirror = None))]
     #[allow(clippy::too_many_arguments, clippy::type_complexity)]
     fn append_encoded<'py>(
         &self,
@@ -55,18 +57,25 @@ impl PyReplayLog {
         rank: Option<i64>,
         dialect: &str,
         lossy: bool,
+        mirror: Option<&Bound<'py, PyMirror>>,
     ) -> PyResult<(Bound<'py, PyBytes>, Vec<(usize, &'static str, &'static str)>)> {
         let events = extract_events(events)?;
         let ts = ts_from_py(ts)?;
         let dialect = self::dialect(dialect)?;
         let options = EncodeOptions { lossy, metadata: false };
+        let mirror = mirror.map(Bound::get);
         with_encoder(|encoder| {
             let (payload, losses) = py
                 .detach(|| {
                     let (payload, losses) = encoder.encode_reporting(&events, ts, rank, dialect, options);
-                    self.lock().append(seq, payload).map(|_| (payload, losses))
+                    self.lock().append(seq, payload)?;
+                    if let Some(mirror) = mirror {
+                        let lost: Vec<usize> = losses.iter().map(|l| l.index).collect();
+                        mirror.record_batch(seq, &events, &lost);
+                    }
+                    Ok((payload, losses))
                 })
-                .map_err(|e| replay_log_error(&e))?;
+                .map_err(|e: ReplayLogError| replay_log_error(&e))?;
             let losses = losses.into_iter().map(|l| (l.index, l.field, l.reason)).collect();
             Ok((PyBytes::new(py, payload), losses))
         })
