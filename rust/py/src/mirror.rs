@@ -1,5 +1,7 @@
 //! The mirror: kept by the sender's thread, asked and walked by the replay server's.
 
+#![allow(clippy::disallowed_types)] // the core has no clock, but how long a lock was waited for is found here
+
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
