@@ -30,8 +30,8 @@ def decode(payload: bytes | bytearray | memoryview, *, strict: bool = False) -> 
 
     Any thread may call this; payloads of 256 KiB and more are read without the interpreter lock.
     """
-    # Only `bytes` may be read while other threads run.
-    data = payload if isinstance(payload, bytes) else bytes(payload)
+    # Only `bytes` may be read while other threads run. A number would become as many zero bytes.
+    data = payload if isinstance(payload, bytes) else bytes(memoryview(payload))
     ts, rank, events = decode_batch(data, strict)
     return KVEventBatch(ts, events, rank)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
 
+from kvevents._settings import check_types
 from kvevents.errors import ConfigError
 
 __all__ = ["ExactFor", "KVEventsConfig", "Overflow"]
@@ -72,7 +72,7 @@ class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Check every value, and choose the publisher where none is named."""
-        _check_types(self)
+        check_types(self, _CHECKED_HERE)
         for name, low in _LEAST.items():
             value = getattr(self, name)
             if value < low:
@@ -94,6 +94,7 @@ class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True):
             msgspec.structs.force_setattr(self, "publisher", "zmq" if self.enable_kv_cache_events else "null")
 
 
+_CHECKED_HERE = frozenset({"overflow", "exact_for", "extra"})
 _LEAST = {
     "buffer_steps": 0,
     "hwm": 1,
@@ -105,27 +106,3 @@ _WHY_NOT_ZERO = {
     "hwm": ": to ZeroMQ 0 means no limit, and a reader that stopped would cost memory without end",
     "max_queue_size": ": a queue without a limit would cost memory without end",
 }
-
-
-def _check_types(config: KVEventsConfig) -> None:
-    """Raise for a field of the wrong type (msgspec checks only when decoding)."""
-    fields = {name: getattr(config, name) for name in config.__struct_fields__}
-    try:
-        msgspec.convert(fields, _typed())
-    except msgspec.ValidationError as e:
-        what, _, where = str(e).partition(" - at ")
-        name = where.strip("`$.")
-        seen = repr(fields.get(name))
-        raise ConfigError(f"{name}: {what}, saw {seen if len(seen) < 80 else seen[:77] + '...'}") from None
-
-
-@cache
-def _typed() -> type:
-    """The fields without those that have a check of their own; made when first needed."""
-    return msgspec.defstruct(
-        "_Typed",
-        [
-            (field.name, Any if field.name in {"overflow", "exact_for", "extra"} else field.type)
-            for field in msgspec.structs.fields(KVEventsConfig)
-        ],
-    )

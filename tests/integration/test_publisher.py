@@ -169,6 +169,31 @@ def test_an_event_that_cannot_be_encoded_costs_that_event_and_a_visible_hole(mak
     assert "number 1 is skipped" in caplog.text
 
 
+def test_an_event_that_raises_when_it_is_read_costs_that_event(make, sockets):
+    class Hostile(BlockRemoved):
+        def __getattribute__(self, name):
+            if name == "block_hashes":
+                raise RuntimeError("no")
+            return super().__getattribute__(name)
+
+    publisher = make(replay_endpoint=ANY)
+    hostile = [Hostile([1], "GPU"), BlockRemoved([2], "\ud800"), BlockRemoved(5, "GPU")]
+    publisher.publish(batch(0, [stored(0), *hostile, BlockRemoved([1], "GPU")]))
+    wait_for(lambda: publisher.stats().sent == 1)
+    ((_, _, payload),) = answers(ask(sockets, publisher, 0))
+    assert decode(payload).events == [stored(0), BlockRemoved([1], "GPU")]
+    assert publisher.stats().events_lost == 3
+
+
+def test_events_that_can_be_read_only_once_are_not_lost_with_the_bad_one(make, sockets):
+    publisher = make(replay_endpoint=ANY)
+    publisher.publish(batch(0, iter([stored(0), "no event", stored(1)])))
+    wait_for(lambda: publisher.stats().sent == 1)
+    ((_, _, payload),) = answers(ask(sockets, publisher, 0))
+    assert decode(payload).events == [stored(0), stored(1)]
+    assert publisher.stats().events_lost == 1
+
+
 def test_a_batch_that_cannot_be_sent_costs_its_number_not_the_thread(make, sockets, caplog):
     publisher = make(replay_endpoint=ANY)
     publisher.publish(KVEventBatch(ts="noon", events=[stored(0)]))

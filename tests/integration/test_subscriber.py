@@ -498,11 +498,31 @@ def test_ranks_follow_the_engines_port_rule() -> None:
         (lambda: Subscriber([]), "at least one source"),
         (lambda: Subscriber(["tcp://127.0.0.1:5", "tcp://127.0.0.1:5"]), "two sources are named"),
         (lambda: Subscriber("tcp://127.0.0.1:5", hwm=0), "without a bound"),
+        # What a socket refuses must not leave a context that waits for that socket for ever.
+        (lambda: Subscriber("tcp://127.0.0.1:5", hwm=2**40), "hwm: a number"),
+        (lambda: Subscriber("tcp://127.0.0.1:5", max_message_bytes=1.5), "max_message_bytes: a number"),
+        (lambda: Subscriber("tcp://127.0.0.1:5", timing=5), "timing: a Timing"),
+        (lambda: Subscriber("tcp://127.0.0.1:5", limits=5), "limits: a Limits"),
+        (lambda: Subscriber(5), "sources: addresses"),
+        (lambda: Source(5), "endpoint: Expected `str`"),
+        (lambda: Source("tcp://127.0.0.1:5", 6), "replay_endpoint: Expected `str"),
+        (lambda: Source("tcp://127.0.0.1:5", topic=b"kv"), "topic: Expected `str`"),
+        (lambda: Source("tcp://127.0.0.1:5", topic="\ud800"), "topic: text in UTF-8"),
+        (lambda: Source("tcp://127.0.0.1:5", first_seq="0"), "first_seq: Expected `int`"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(make: Callable[[], Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         make()
+
+
+def test_an_option_that_the_socket_refuses_is_an_error_and_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise zmq.ZMQError(22)
+
+    monkeypatch.setattr(zmq.Socket, "set_hwm", refuse)
+    with pytest.raises(zmq.ZMQError):
+        Subscriber("tcp://127.0.0.1:5")
 
 
 def test_a_fork_is_detected(publisher: Callable[..., Any]) -> None:

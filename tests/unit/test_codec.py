@@ -576,6 +576,12 @@ def test_absurd_lengths_are_quick_and_small() -> None:
         assert peak < 1 << 20
 
 
+def test_a_number_is_no_payload() -> None:
+    for value in (5, 10**12, "text", None):
+        with pytest.raises(TypeError):
+            decode(value)  # type: ignore[arg-type]
+
+
 def test_one_bad_message_does_not_end_the_reader() -> None:
     """Random bytes, damaged batches and good ones in turn: an answer or a typed error for each."""
     rng = random.Random(20261129)

@@ -41,6 +41,8 @@ def test_the_publisher_follows_the_switch(enabled, publisher):
         ("data_parallel_size", 0),
         ("endpoint", None),
         ("topic", b"kv"),
+        ("topic", "\ud800"),
+        ("endpoint", "ipc:///tmp/\ud800"),
         ("overflow", "drop"),
         ("overflow", None),
         ("heartbeat_s", 0),

@@ -250,6 +250,8 @@ def test_any_iterable_will_do() -> None:
         (stored(block_hashes=[-(2**63) - 1]), errors.EventError, r"block_hashes\[0\]"),
         (stored(block_hashes=[b"x" * 65]), errors.EventError, "at most 64 bytes, saw 65"),
         (stored(block_hashes=b"digest"), errors.EventTypeError, "a list of hashes was expected, saw bytes"),
+        (stored(block_hashes=bytearray(b"digest")), errors.EventTypeError, "a list of hashes.*bytearray"),
+        (stored(block_hashes=7), errors.EventTypeError, "a list of hashes was expected, saw int 7"),
         (stored(block_hashes=None), errors.EventTypeError, "block_hashes.*None"),
         (stored(parent_block_hash="root"), errors.EventError, "parent_block_hash.*str 'root'"),
         (stored(token_ids=[1, 2, 2**64, 4]), errors.EventError, r"token_ids\[2\].*18446744073709551616"),
@@ -263,6 +265,8 @@ def test_any_iterable_will_do() -> None:
         (stored(block_size=2**40), errors.EventError, "block_size"),
         (stored(block_size="16"), errors.EventTypeError, "block_size.*str '16'"),
         (stored(lora_id=2**70), errors.EventTypeError, "lora_id"),
+        (stored(medium="\ud800"), errors.EventError, "medium: text in UTF-8"),
+        (stored(token_ids=[1, "\ud800"]), errors.EventError, "token_ids: cannot be encoded"),
         (stored(medium=3), errors.EventTypeError, "medium: a str or None was expected, saw int 3"),
         (stored(extra_keys="no list"), errors.EventTypeError, "extra_keys"),
         (stored(metadata=[1]), errors.EventTypeError, "metadata: a dict or None"),
@@ -452,6 +456,44 @@ def test_blocks_and_bytes_are_counted() -> None:
     assert events.num_blocks == (2, 3)
     assert 0 < events.nbytes < 2_000
     assert not events.overflowed
+
+
+def incomplete() -> EventList:
+    """Two events of a batch of which one could not be read, after a queue that overflowed."""
+    raw = msgspec.msgpack.encode([0.5, [["BlockRemoved", [1]], ["AllBlocksCleared"], "no event"]])
+    queue = kvevents.EventQueue(max_queued_events=1)
+    queue.push_cleared()
+    queue.push_cleared()
+    return queue.take() + kvevents.decode(raw).events
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        lambda e: e[:2],
+        lambda e: e[::2],
+        lambda e: e[::-1],
+        lambda e: e.with_origin(worker=1),
+        lambda e: e.with_origin(worker=1).with_origin(),
+        lambda e: e.by_worker()[0][1],
+        lambda e: EventList.from_bytes(e.to_bytes()),
+        lambda e: e + [],
+        lambda e: [] + e,
+        lambda e: e[:1] + e[1:],
+    ],
+)
+def test_what_is_missing_from_a_list_is_said_by_every_list_made_of_it(way) -> None:
+    made = way(incomplete())
+    assert made.overflowed
+    assert [s.reason for s in made.skipped] == ["not_an_event"]
+
+
+def test_events_of_interleaved_workers_keep_the_word_about_what_is_missing() -> None:
+    events = incomplete()
+    a, b = events.with_origin(worker=0), EventList(SOME).with_origin(worker=1)
+    for _, part in (a[:1] + b[:1] + a[1:]).by_worker():
+        assert part.overflowed
+        assert part.skipped
 
 
 def test_arguments_beyond_the_obvious_are_keyword_only() -> None:

@@ -8,7 +8,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from kvevents._core import EventList
-from kvevents.errors import EventError, EventTypeError
 from kvevents.publish.outbox import LOST
 from kvevents.publish.sockets import NOBLOCK, NOBLOCK_MORE, send_of
 
@@ -110,9 +109,11 @@ class Sender:
     def _send_batch(self, seq: int, batch: Any) -> None:
         events, ts, rank = batch.events, batch.ts, batch.data_parallel_rank
         bad: list[tuple[int, str, str]] = []
+        if not isinstance(events, (EventList, list, tuple)):
+            events = list(events)  # an iterator gives its events once, and they may be looked at twice
         try:
             payload, losses = self._encode(seq, events, ts, rank)
-        except (EventError, EventTypeError):
+        except Exception:  # whatever an event raised when it was looked at
             good, bad = _sort_out(events)
             payload, losses = self._encode(seq, good, ts, rank)
         self._send(seq, payload)
@@ -185,7 +186,7 @@ def _sort_out(events: Any) -> tuple[EventList, list[tuple[int, str, str]]]:
     for index, event in enumerate(events):
         try:
             EventList([event])
-        except (EventError, EventTypeError) as e:
+        except Exception as e:
             bad.append((index, "", str(e)))
         else:
             good.append(event)

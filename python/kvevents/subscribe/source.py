@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from kvevents._settings import check_types
 from kvevents.errors import ConfigError
 from kvevents.publish.endpoints import Endpoint, check_ranges, offset, parse
 
@@ -34,12 +35,13 @@ class Source(msgspec.Struct, frozen=True):
     """The number with which publishers begin: 0 for vLLM, SGLang and ours, 1 for Mooncake's."""
 
     def __post_init__(self) -> None:
-        """Check addresses, and make up the name."""
+        """Check every value, and make up the name."""
+        check_types(self)
         for what, text in (("endpoint", self.endpoint), ("replay_endpoint", self.replay_endpoint)):
             if text is not None:
                 _check(parse(text, what), what, bind=self.bind and what == "endpoint")
         if not 0 <= self.first_seq < 2**63:
-            raise ConfigError(f"first_seq: {self.first_seq} (0 or more)")
+            raise ConfigError(f"first_seq: {self.first_seq} (0 to 2^63-1)")
         if self.name is None:
             name = f"{self.endpoint}#{self.topic}" if self.topic else self.endpoint
             msgspec.structs.force_setattr(self, "name", name)

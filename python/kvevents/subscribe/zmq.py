@@ -92,12 +92,25 @@ class Subscriber:
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
         seed: int | None = None,
     ) -> None:
-        if hwm < 1 or max_replays < 1 or max_message_bytes < 1:
+        for name, value, most in (
+            ("hwm", hwm, 2**31 - 1),
+            ("max_replays", max_replays, 2**31 - 1),
+            ("max_message_bytes", max_message_bytes, 2**63 - 1),
+        ):
+            if not isinstance(value, int) or not 1 <= value <= most:
+                raise ConfigError(
+                    f"{name}: a number from 1 to {most} was expected, saw {value!r}: "
+                    "without a bound a slow reader costs memory without end"
+                )
+        for name, given, kind in (("timing", timing, Timing), ("limits", limits, Limits)):
+            if given is not None and not isinstance(given, kind):
+                raise ConfigError(f"{name}: a {kind.__name__} was expected, saw {given!r}")
+        try:
+            listed = [sources] if isinstance(sources, (str, Source)) else list(sources)
+        except TypeError:
             raise ConfigError(
-                f"hwm {hwm}, max_replays {max_replays} and max_message_bytes {max_message_bytes} are 1 "
-                "or more: without a bound a slow reader costs memory without end"
-            )
-        listed = [sources] if isinstance(sources, (str, Source)) else list(sources)
+                f"sources: addresses or Source objects were expected, saw {sources!r}"
+            ) from None
         wanted = [s if isinstance(s, Source) else Source(s) for s in listed]
         names = [s.label for s in wanted]
         if not wanted:
@@ -218,14 +231,19 @@ class Subscriber:
 
     def _socket(self, kind: int) -> zmq.Socket[bytes]:
         s = self._context.socket(kind)
-        # All of these only work before connect.
-        s.linger = 0
-        s.ipv6 = True
-        s.set_hwm(self._hwm)
-        s.maxmsgsize = self._max_message
-        s.reconnect_ivl = 50
-        s.reconnect_ivl_max = 2000
-        s.tcp_keepalive = 1
+        try:
+            # All of these only work before connect.
+            s.linger = 0
+            s.ipv6 = True
+            s.set_hwm(self._hwm)
+            s.maxmsgsize = self._max_message
+            s.reconnect_ivl = 50
+            s.reconnect_ivl_max = 2000
+            s.tcp_keepalive = 1
+        except BaseException:
+            # A context with an open socket never ends.
+            s.close()
+            raise
         return s
 
     def _open(self, session: Session) -> None:

@@ -11,7 +11,7 @@ use pyo3::exceptions::{PyIndexError, PyOverflowError, PyTypeError, PyValueError}
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBytes, PyDict, PyInt, PyList, PySlice, PyString, PyTuple, PyType};
+use pyo3::types::{PyByteArray, PyBytes, PyDict, PyInt, PyList, PySlice, PyString, PyTuple, PyType};
 use std::sync::Arc;
 
 use crate::errors::{Exc, events_error};
@@ -173,7 +173,10 @@ impl<'py> EventReader<'_, 'py> {
     fn opt_str(&self, name: &Bound<'py, PyString>) -> PyResult<Option<Arc<str>>> {
         let Some(v) = self.get(name)? else { return Ok(None) };
         match v.cast::<PyString>() {
-            Ok(s) => Ok(Some(Arc::from(&*s.to_cow()?))),
+            // Half of a surrogate pair is a `str` and has no UTF-8.
+            Ok(s) => s.to_cow().map(|s| Some(Arc::from(&*s))).map_err(|_| {
+                self.bad(&name.to_string(), &format!("text in UTF-8 was expected, saw {}", raw::preview(&v)))
+            }),
             Err(_) => Err(self.bad_type(
                 &name.to_string(),
                 &format!("a str or None was expected, saw {}", raw::preview(&v)),
@@ -214,14 +217,17 @@ impl<'py> EventReader<'_, 'py> {
         let name = intern!(py, "block_hashes");
         let v =
             self.get(name)?.ok_or_else(|| self.bad_type("block_hashes", "a list was expected, saw None"))?;
-        if v.is_instance_of::<PyBytes>() || v.is_instance_of::<PyString>() {
-            return Err(self.bad_type(
-                "block_hashes",
-                &format!("a list of hashes was expected, saw {}", raw::preview(&v)),
-            ));
+        let no_list = || {
+            self.bad_type("block_hashes", &format!("a list of hashes was expected, saw {}", raw::preview(&v)))
+        };
+        if v.is_instance_of::<PyBytes>()
+            || v.is_instance_of::<PyByteArray>()
+            || v.is_instance_of::<PyString>()
+        {
+            return Err(no_list());
         }
         let mut out = Vec::new();
-        for (i, item) in v.try_iter()?.enumerate() {
+        for (i, item) in v.try_iter().map_err(|_| no_list())?.enumerate() {
             let hash =
                 raw::read_hash(&item?).map_err(|what| self.bad(&format!("block_hashes[{i}]"), &what))?;
             out.push(hash);
@@ -331,8 +337,7 @@ impl<'py> EventReader<'_, 'py> {
         }
         let ints = v.try_iter()?.map(|x| plain_int(&x?)).collect::<PyResult<Vec<_>>>()?;
         let list = PyList::new(py, ints)?;
-        let bytes = classes(py)?.encode.bind(py).call1((list,))?;
-        Ok(Some(bytes.cast::<PyBytes>()?.as_bytes().to_vec()))
+        to_msgpack(&list)?.map(Some).map_err(|what| self.bad("token_ids", &what))
     }
 }
 
@@ -466,12 +471,9 @@ impl PyEventList {
                 let (from, to) = (i.start.cast_unsigned(), i.stop.max(i.start).cast_unsigned());
                 return Self::from(self.inner.slice(from..to)).into_bound_py_any(py);
             }
-            let mut data = EventData::new();
-            for k in 0..i.slicelength {
-                let at = (i.start + k.cast_signed() * i.step).cast_unsigned();
-                data.push_view(self.inner.view(at)).map_err(|e| events_error(&e))?;
-            }
-            return Self::from(EventList::from(data)).into_bound_py_any(py);
+            let rows = (0..i.slicelength).map(|k| (i.start + k.cast_signed() * i.step).cast_unsigned());
+            let picked = self.inner.select(rows).map_err(|e| events_error(&e))?;
+            return Self::from(picked).into_bound_py_any(py);
         }
         let i: isize = key.extract().map_err(|e: PyErr| {
             let too_large = e.is_instance_of::<PyOverflowError>(py);
@@ -611,13 +613,8 @@ impl PyEventList {
 
     #[pyo3(signature = (*, source = None, worker = None))]
     fn with_origin(&self, source: Option<&str>, worker: Option<u32>) -> PyResult<Self> {
-        let mut data = EventData::new();
         let origin = Origin { source: source.map(Arc::from), worker };
-        for (i, v) in self.inner.iter().enumerate() {
-            data.push_view(v).map_err(|e| events_error(&e))?;
-            data.set_origin(i, origin.clone());
-        }
-        Ok(EventList::from(data).into())
+        self.inner.with_origin(&origin).map(Self::from).map_err(|e| events_error(&e))
     }
 
     fn by_worker(&self) -> PyResult<Vec<(Option<u32>, Self)>> {

@@ -155,8 +155,8 @@ impl Batch<'_> {
             return Err(DecodeError::Event {
                 index,
                 reason: fault.reason,
-                field: fault.field.clone(),
-                what: fault.what.clone(),
+                field: fault.field.to_string(),
+                what: fault.what.to_string(),
                 offset: fault.at,
                 seen,
             });

@@ -1,5 +1,6 @@
 //! One event's values into the columns, each checked.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use crate::error::EventsError;
@@ -84,7 +85,7 @@ fn stored(buf: &[u8], f: &Fields, common: CommonParts<'_>, out: &mut EventData) 
 fn raw<'a>(
     buf: &'a [u8],
     at: Option<usize>,
-    field: &str,
+    field: &'static str,
     fits: &dyn Fn(usize) -> bool,
     what: &str,
 ) -> Result<Option<&'a [u8]>, Fault> {
@@ -96,7 +97,7 @@ fn raw<'a>(
     Ok(Some(&buf[at..end]))
 }
 
-fn hash<'a>(buf: &'a [u8], at: usize, field: &str) -> Result<(HashRef<'a>, usize), Fault> {
+fn hash(buf: &[u8], at: usize, field: impl Into<Cow<'static, str>>) -> Result<(HashRef<'_>, usize), Fault> {
     reader::hash(buf, at).ok_or_else(|| {
         Fault::bad(field, format!("a hash of 64 bits or at most {MAX_HASH_BYTES} bytes was expected"), at)
     })
@@ -115,7 +116,7 @@ fn hashes<'a>(buf: &'a [u8], f: &Fields) -> Result<Vec<HashRef<'a>>, Fault> {
     // `buf` ends with the event, which was walked to its end: `n` items are really there.
     let mut out = Vec::with_capacity(n.min(buf.len() - at));
     for i in 0..n {
-        let (h, next) = reader::hash(buf, at).map_or_else(|| hash(buf, at, &format!("{name}[{i}]")), Ok)?;
+        let (h, next) = reader::hash(buf, at).map_or_else(|| hash(buf, at, format!("{name}[{i}]")), Ok)?;
         out.push(h);
         at = next;
     }
@@ -156,7 +157,7 @@ fn token(buf: &[u8], at: usize) -> Option<usize> {
     Some(at)
 }
 
-fn opt_int(buf: &[u8], at: Option<usize>, field: &str) -> Result<Option<i64>, Fault> {
+fn opt_int(buf: &[u8], at: Option<usize>, field: &'static str) -> Result<Option<i64>, Fault> {
     let Some(at) = at else { return Ok(None) };
     match reader::int(buf, at).and_then(|(v, _)| v.signed()) {
         Some(v) => Ok(Some(v)),
@@ -164,7 +165,7 @@ fn opt_int(buf: &[u8], at: Option<usize>, field: &str) -> Result<Option<i64>, Fa
     }
 }
 
-fn opt_str(buf: &[u8], at: Option<usize>, field: &str) -> Result<Option<Arc<str>>, Fault> {
+fn opt_str(buf: &[u8], at: Option<usize>, field: &'static str) -> Result<Option<Arc<str>>, Fault> {
     let Some(at) = at else { return Ok(None) };
     match reader::str(buf, at) {
         Some((s, _)) => Ok(Some(Arc::from(s))),

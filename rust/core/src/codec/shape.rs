@@ -6,6 +6,8 @@
 //! | Mooncake map | the same, or `event_type` | `seq_hashes` before `block_hashes`, `parent_hash` |
 //! | array | an array that starts with a tag | by position; `SGLang`'s salt is a map at index 7 |
 
+use std::borrow::Cow;
+
 use crate::events::EventKind;
 use crate::msgpack;
 
@@ -17,19 +19,25 @@ pub struct Fault {
     /// One of [`crate::events::REASONS`].
     pub reason: &'static str,
     /// The field, by its name on the wire.
-    pub field: String,
+    pub field: Cow<'static, str>,
     /// What was expected.
-    pub what: String,
+    pub what: Cow<'static, str>,
     /// Where the value stands.
     pub at: usize,
 }
 
 impl Fault {
-    pub fn new(reason: &'static str, field: impl Into<String>, what: impl Into<String>, at: usize) -> Self {
+    /// Constant words are not copied: most faults of a payload that is full of them are only counted.
+    pub fn new(
+        reason: &'static str,
+        field: impl Into<Cow<'static, str>>,
+        what: impl Into<Cow<'static, str>>,
+        at: usize,
+    ) -> Self {
         Self { reason, field: field.into(), what: what.into(), at }
     }
 
-    pub fn bad(field: impl Into<String>, what: impl Into<String>, at: usize) -> Self {
+    pub fn bad(field: impl Into<Cow<'static, str>>, what: impl Into<Cow<'static, str>>, at: usize) -> Self {
         Self::new("bad_field", field, what, at)
     }
 }
@@ -187,6 +195,7 @@ fn checked(buf: &[u8], at: usize, field: &str) -> Result<usize, Fault> {
 
 /// The fault of a value that cannot be kept.
 pub fn value_fault(bad: reader::Bad, at: usize, field: &str) -> Fault {
+    let field = field.to_owned();
     match bad {
         reader::Bad::Truncated => cut(at),
         reader::Bad::TooDeep => {

@@ -81,7 +81,34 @@ impl EventList {
             data.push_view(v)?;
         }
         data.overflowed = self.overflowed() || other.overflowed();
-        data.skipped.extend(self.skipped().iter().chain(other.skipped()).cloned());
+        data.skipped.extend_from_slice(self.skipped());
+        // Two slices of one list both have what was left out of it.
+        if !Arc::ptr_eq(&self.data, &other.data) {
+            data.skipped.extend_from_slice(other.skipped());
+        }
+        Ok(data.into())
+    }
+
+    /// Copies of the events at `rows`, with what the list says of events that are missing in it.
+    pub fn select(&self, rows: impl IntoIterator<Item = usize>) -> Result<Self, EventsError> {
+        let mut data = EventData::new();
+        for i in rows {
+            data.push_view(self.view(i))?;
+        }
+        data.overflowed = self.overflowed();
+        data.skipped.extend_from_slice(self.skipped());
+        Ok(data.into())
+    }
+
+    /// The same events, all from `origin`.
+    pub fn with_origin(&self, origin: &Origin) -> Result<Self, EventsError> {
+        let mut data = EventData::new();
+        for (i, v) in self.iter().enumerate() {
+            data.push_view(v)?;
+            data.set_origin(i, origin.clone());
+        }
+        data.overflowed = self.overflowed();
+        data.skipped.extend_from_slice(self.skipped());
         Ok(data.into())
     }
 
@@ -152,11 +179,7 @@ impl EventList {
             if to - from == rows.len() {
                 return Ok(self.slice(from..to));
             }
-            let mut data = EventData::new();
-            for i in rows {
-                data.push_view(self.view(i))?;
-            }
-            Ok(data.into())
+            self.select(rows)
         };
         parts.into_iter().map(|(k, rows)| Ok((k, split(rows)?))).collect()
     }
