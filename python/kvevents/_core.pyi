@@ -683,8 +683,8 @@ class BlockPool:
     ) -> None:
         """Free blocks that stay readable until they are given out: they go to the tail of the free queue.
 
-        `on_reuse(block)` is called after `get_new_blocks` gave a block out, or a reset; what it raises comes out of
-        that call, which is done then.
+        `on_reuse(block)` is called after `get_new_blocks` gave a block out, or a reset; what it raises goes to
+        `sys.unraisablehook`: the caller gets its blocks whatever a watcher does.
         """
 
     def emit_cached_block_events(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import gc
 import pickle
 import threading
@@ -159,12 +160,25 @@ def test_unpinned_blocks_go_to_the_tail_and_their_reuse_is_announced_once() -> N
     assert seen == [1, 2]
 
 
-def test_what_a_callback_raises_comes_out_after_the_call_is_done() -> None:
-    pool = BlockPool(3, SIZE)
-    pool.unpin_blocks(pool.get_new_blocks(1), lambda block: pool.free_blocks([block, 99]))
-    with pytest.raises(BlockError, match="block 99"):
-        pool.get_new_blocks(2)
-    assert pool.get_num_free_blocks() == 0
+def test_what_a_callback_raises_costs_nobody_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: raised.append(args.exc_value))
+    pool = BlockPool(4, SIZE)
+    blocks = pool.get_new_blocks(2)
+    told: list[int] = []
+
+    def watch(block: int) -> None:
+        told.append(block)
+        pool.free_blocks([99])
+
+    pool.unpin_blocks(blocks, watch)
+    taken = pool.get_new_blocks(3)
+    assert sorted(taken) == [1, 2, 3]
+    assert sorted(told) == sorted(blocks)
+    assert [type(e) for e in raised] == [BlockError, BlockError]
+    pool.unpin_blocks(taken, watch)
+    assert pool.reset_prefix_cache()
+    assert len(told) == 5
 
 
 def test_moved_hashes_stay_resident_without_an_event() -> None:

@@ -107,10 +107,8 @@ class Sender:
                 self._mirror_failed(seq, batch)
 
     def _send_batch(self, seq: int, batch: Any) -> None:
-        events, ts, rank = batch.events, batch.ts, batch.data_parallel_rank
+        events, ts, rank = _events_of(batch), batch.ts, batch.data_parallel_rank
         bad: list[tuple[int, str, str]] = []
-        if not isinstance(events, (EventList, list, tuple)):
-            events = list(events)  # an iterator gives its events once, and they may be looked at twice
         try:
             payload, losses = self._encode(seq, events, ts, rank)
         except Exception:  # whatever an event raised when it was looked at
@@ -139,10 +137,11 @@ class Sender:
             mirror.advance(seq)
             _log.warning("rank %d: too many batches were dropped for the mirror up to %d", self._rank, seq)
         else:
+            events = _events_of(batch)
             try:
-                mirror.record(seq, batch.events)
-            except (EventError, EventTypeError):
-                good, bad = _sort_out(batch.events)
+                mirror.record(seq, events)
+            except Exception:
+                good, bad = _sort_out(events)
                 mirror.record(seq, good)
                 self.events_lost += len(bad)
 
@@ -177,6 +176,14 @@ class Sender:
         send(payload, NOBLOCK)
         self.sent += 1
         self.bytes_sent += len(payload)
+
+
+def _events_of(batch: Any) -> Any:
+    """The events, in a form that can be looked at twice."""
+    events = batch.events
+    if not isinstance(events, (EventList, list, tuple)):
+        events = batch.events = list(events)
+    return events
 
 
 def _sort_out(events: Any) -> tuple[EventList, list[tuple[int, str, str]]]:

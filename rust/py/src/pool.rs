@@ -184,12 +184,15 @@ impl PyBlockPool {
         f(&mut self.lock().pool, &request, &scratch.blocks).map_err(|e| pool_error(&e))
     }
 
-    /// Tells those who wait for blocks that these were given out (or reset).
-    fn notify(py: Python<'_>, reused: Vec<(u32, Py<PyAny>)>) -> PyResult<()> {
+    /// Tells all who wait for blocks that these were given out (or reset). What one of them raises must
+    /// not cost the caller its blocks: it goes to `sys.unraisablehook`.
+    fn notify(py: Python<'_>, reused: Vec<(u32, Py<PyAny>)>) {
         for (block, watcher) in reused {
-            watcher.bind(py).call1((block,))?;
+            let watcher = watcher.bind(py);
+            if let Err(e) = watcher.call1((block,)) {
+                e.write_unraisable(py, Some(watcher));
+            }
         }
-        Ok(())
     }
 }
 
@@ -259,7 +262,7 @@ impl PyBlockPool {
             let reused = if state.watchers.is_empty() { Vec::new() } else { state.reused() };
             drop(state);
             let ids = PyBlockIds::make(py, &scratch.blocks)?;
-            Self::notify(py, reused)?;
+            Self::notify(py, reused);
             Ok(ids)
         })
     }
@@ -494,7 +497,7 @@ impl PyBlockPool {
         let done = state.pool.reset_prefix_cache();
         let reused = state.reused();
         drop(state);
-        Self::notify(py, reused)?;
+        Self::notify(py, reused);
         Ok(done)
     }
 
