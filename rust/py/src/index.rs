@@ -3,10 +3,12 @@
 // The clock that the core must not have.
 #![allow(clippy::disallowed_types)]
 
+use std::cell::Cell;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use kvevents_core::codec;
+use kvevents_core::events::{EventData, EventList};
 use kvevents_core::hash::HashRef;
 use kvevents_core::index::{Bounds, Match, PrefixIndex, Query, Seq};
 use kvevents_core::tokens::MmFeature;
@@ -25,6 +27,12 @@ const DETACH_PAYLOAD: usize = 32 << 10;
 const DETACH_COLUMNS: usize = 64 << 10;
 /// and tokens of a prompt times the sources that are asked.
 const DETACH_TOKENS: usize = 32 << 10;
+
+thread_local! {
+    /// The columns of the last payload: their memory serves the next one, up to a size.
+    static COLUMNS: Cell<EventData> = Cell::default();
+}
+const MAX_KEPT: usize = 1 << 20;
 
 /// Times are kept in tenths of a second, 32 bits of them: 13 years.
 const TICKS: f64 = 10.0;
@@ -149,9 +157,13 @@ impl PyPrefixIndex {
         let Some(number) = self.number(source, rank) else { return Ok(0) };
         let (bytes, now) = (payload.as_bytes(), self.now(py)?);
         let work = || {
-            codec::decode(bytes, false).map(|d| {
-                self.inner.apply(number, seq.map_or(Seq::None, Seq::Follows), &d.events, now);
-                d.events.len()
+            codec::decode_into(bytes, false, COLUMNS.take()).map(|(data, _, _)| {
+                let events = EventList::from(data);
+                self.inner.apply(number, seq.map_or(Seq::None, Seq::Follows), &events, now);
+                let n = events.len();
+                let data = events.into_data().filter(|d| d.nbytes() <= MAX_KEPT);
+                COLUMNS.set(data.unwrap_or_default());
+                n
             })
         };
         let done = if bytes.len() < DETACH_PAYLOAD { work() } else { py.detach(work) };

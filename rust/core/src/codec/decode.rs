@@ -48,6 +48,18 @@ fn timestamp(buf: &[u8], at: usize) -> Option<(Timestamp, usize)> {
 /// [`EventList::skipped`]; with `strict` it is the error. A payload that is cut gives the events before
 /// the cut.
 pub fn decode(buf: &[u8], strict: bool) -> Result<Decoded, DecodeError> {
+    let (mut events, ts, rank) = decode_into(buf, strict, EventData::new())?;
+    events.shrink();
+    Ok(Decoded { ts, rank, events: events.into() })
+}
+
+/// The same into columns that were used before, whose memory serves again; nothing is given back.
+pub fn decode_into(
+    buf: &[u8],
+    strict: bool,
+    mut into: EventData,
+) -> Result<(EventData, Timestamp, Option<i64>), DecodeError> {
+    into.clear();
     let (items, at) = msgpack::array_header(buf, 0)
         .ok_or_else(|| not_a_batch(buf, "an array [ts, events, rank] was expected", 0))?;
     if items < 2 {
@@ -64,7 +76,7 @@ pub fn decode(buf: &[u8], strict: bool) -> Result<Decoded, DecodeError> {
     if claimed > room && claimed >= ABSURD {
         return Err(not_a_batch(buf, "an array with fewer events than bytes was expected", at));
     }
-    let mut batch = Batch { buf, strict, out: EventData::new(), told: 0, more: Vec::new() };
+    let mut batch = Batch { buf, strict, out: into, told: 0, more: Vec::new() };
     batch.out.reserve(claimed.min(room / 16 + 1), room / 8, room / 4);
     let mut rank = None;
     if let Some(at) = batch.events(claimed, first)? {
@@ -74,8 +86,7 @@ pub fn decode(buf: &[u8], strict: bool) -> Result<Decoded, DecodeError> {
         let detail = format!("{count} events from this one on, which are not told one by one");
         batch.out.push_skipped(Skipped { index, reason, detail });
     }
-    batch.out.shrink();
-    Ok(Decoded { ts, rank, events: batch.out.into() })
+    Ok((batch.out, ts, rank))
 }
 
 struct Batch<'a> {

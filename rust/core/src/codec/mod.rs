@@ -27,7 +27,7 @@ mod vllm_array;
 mod vllm_map;
 mod writer;
 
-pub use decode::{Decoded, decode};
+pub use decode::{Decoded, decode, decode_into};
 pub use encode::{EncodeOptions, Encoder, Loss, encode, encode_reporting};
 
 /// A wire format that can be written.

@@ -212,6 +212,20 @@ impl EventData {
         self.rare_bytes.shrink_to_fit();
     }
 
+    /// Takes everything out and keeps the memory.
+    pub fn clear(&mut self) {
+        self.rows.clear();
+        self.hashes.clear();
+        self.tokens.clear();
+        self.attrs.clear();
+        self.rare.clear();
+        self.rare_bytes.clear();
+        self.origins = None;
+        self.skipped.clear();
+        self.irregular = 0;
+        self.overflowed = false;
+    }
+
     /// Marks that events are missing before the first of these.
     pub fn set_overflowed(&mut self) {
         self.overflowed = true;

@@ -27,6 +27,11 @@ impl From<EventData> for EventList {
 pub type Parts<K> = Vec<(Option<K>, EventList)>;
 
 impl EventList {
+    /// The columns, where nobody else has them.
+    pub fn into_data(self) -> Option<EventData> {
+        Arc::try_unwrap(self.data).ok()
+    }
+
     /// Number of events.
     #[inline]
     pub fn len(&self) -> usize {

@@ -29,6 +29,10 @@ const HASH: usize = 12;
 pub(super) const MIN_GHOSTS: usize = 1024;
 const GHOST_SHARE: usize = 16;
 
+/// Rows for which a piece has room at first, and from which on it grows by a sixteenth.
+const SMALL_PIECE: usize = 28;
+const LARGE_PIECE: usize = 4096;
+
 /// Number of a row: its piece and its place in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Id(u32);
@@ -122,6 +126,14 @@ pub struct Store {
     ghosts: VecDeque<u32>,
 }
 
+#[inline]
+fn mix(state: &FixedState, hash: HashRef<'_>) -> u64 {
+    match hash {
+        HashRef::Bytes(b) => state.hash_one(b),
+        h => state.hash_one(h.bits().unwrap_or_default()),
+    }
+}
+
 /// Bits that the tables use neither for the bucket (low) nor for the tag (top).
 #[inline]
 pub(super) fn piece_of(mixed: u64) -> usize {
@@ -156,14 +168,6 @@ impl Store {
     }
 
     #[inline]
-    pub(super) fn mix(&self, hash: HashRef<'_>) -> u64 {
-        match hash {
-            HashRef::Bytes(b) => self.state.hash_one(b),
-            h => self.state.hash_one(h.bits().unwrap_or_default()),
-        }
-    }
-
-    #[inline]
     fn row_of(&self, piece: &'_ Piece, index: usize) -> std::ops::Range<usize> {
         debug_assert!(index * self.stride < piece.rows.len());
         index * self.stride..(index + 1) * self.stride
@@ -192,7 +196,7 @@ impl Store {
     /// The row with this hash: resident, or a ghost.
     #[inline]
     pub fn find(&self, hash: HashRef<'_>) -> Option<Id> {
-        self.lookup(self.mix(hash), hash)
+        self.lookup(mix(&self.state, hash), hash)
     }
 
     /// What the row holds; 0 where that is not known.
@@ -223,7 +227,7 @@ impl Store {
     /// The row with this hash, made (without residency) where there is none.
     #[inline]
     pub fn find_or_insert(&mut self, hash: HashRef<'_>) -> Id {
-        let mixed = self.mix(hash);
+        let mixed = mix(&self.state, hash);
         if let Some(id) = self.lookup(mixed, hash) {
             return id;
         }
@@ -231,9 +235,10 @@ impl Store {
         let Piece { rows, free, by_hash, .. } = &mut self.pieces[p];
         let index = free.pop().map_or(rows.len() / stride, |i| i as usize);
         if index * stride == rows.len() {
-            // Grows by a sixteenth: memory a block matters more here than the copies.
             if rows.len() == rows.capacity() {
-                rows.reserve_exact((index / 16).max(16) * stride);
+                // From some size on memory a block matters more than the copies.
+                let more = if index < LARGE_PIECE { index.max(SMALL_PIECE) } else { index / 16 };
+                rows.reserve_exact(more * stride);
             }
             rows.resize(rows.len() + stride, 0);
         }
@@ -243,12 +248,11 @@ impl Store {
             h => to.copy_from_slice(&h.bits().unwrap_or_default().to_le_bytes()),
         }
         let state = &self.state;
-        by_hash.insert_unique(mixed, index as u32, |&i| {
-            match layout.hash(&rows[i as usize * stride..][..stride]) {
-                HashRef::Bytes(b) => state.hash_one(b),
-                h => state.hash_one(h.bits().unwrap_or_default()),
-            }
-        });
+        let mix_of = |&i: &u32| mix(state, layout.hash(&rows[i as usize * stride..][..stride]));
+        if by_hash.capacity() == 0 {
+            by_hash.reserve(SMALL_PIECE, mix_of);
+        }
+        by_hash.insert_unique(mixed, index as u32, mix_of);
         Id::new(p, index)
     }
 
@@ -310,6 +314,9 @@ impl Store {
         let p = piece_of(key);
         // The table is taken out, since growing it reads rows of all pieces.
         let mut table = std::mem::take(&mut self.pieces[p].by_content);
+        if table.capacity() == 0 {
+            table.reserve(SMALL_PIECE, |&i| self.content(Id(i)));
+        }
         table.insert_unique(key, id.0, |&i| self.content(Id(i)));
         self.pieces[p].by_content = table;
     }
@@ -333,7 +340,7 @@ impl Store {
 
     /// Removes a row that is resident nowhere from the table of hashes.
     fn forget(&mut self, id: Id) {
-        let mixed = self.mix(self.layout.hash(self.row(id)));
+        let mixed = mix(&self.state, self.layout.hash(self.row(id)));
         let found = self.pieces[id.piece()].by_hash.find_entry(mixed, |&i| i as usize == id.index());
         if let Ok(found) = found {
             found.remove();
@@ -403,10 +410,7 @@ impl Store {
             let mut table = HashTable::with_capacity(n);
             for i in 0..n {
                 let (earlier, row) = rows[..(i + 1) * stride].split_at_mut(i * stride);
-                let mixed = match layout.hash(row) {
-                    HashRef::Bytes(b) => self.state.hash_one(b),
-                    h => self.state.hash_one(h.bits().unwrap_or_default()),
-                };
+                let mixed = mix(&self.state, layout.hash(row));
                 let at = |j: u32| &earlier[j as usize * stride..][..stride];
                 if let Some(&j) = table.find(mixed, |&j: &u32| layout.hash(at(j)) == layout.hash(row)) {
                     earlier[j as usize * stride..][..stride].copy_from_slice(row);
@@ -414,11 +418,7 @@ impl Store {
                     free.push(i as u32);
                 } else {
                     table.insert_unique(mixed, i as u32, |&j| {
-                        let row = &rows[j as usize * stride..][..stride];
-                        match layout.hash(row) {
-                            HashRef::Bytes(b) => self.state.hash_one(b),
-                            h => self.state.hash_one(h.bits().unwrap_or_default()),
-                        }
+                        mix(&self.state, layout.hash(&rows[j as usize * stride..][..stride]))
                     });
                 }
             }
