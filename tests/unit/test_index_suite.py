@@ -554,3 +554,13 @@ def test_an_event_list_is_applied_as_its_events_are(index: Any) -> None:
     index.apply("b", 0, None, encode(KVEventBatch(1.0, events)))
     assert lengths(index, prompt(4)) == {("a", 0): 12, ("b", 0): 12}
     assert index.digest("a") == index.digest("b") == ResidentSet(events).digest()
+
+
+def test_an_orphan_of_a_hash_that_comes_twice_takes_the_first_content(index: Any) -> None:
+    """A repeat within one event is a conflict: it gives no orphan another place."""
+    tokens = prompt(3)
+    h = hashes_of(tokens, 1, SIZE)
+    index.apply_events("a", 0, [stored(tokens, 1, 3)])
+    odd = BlockStored([h[0], h[1], h[0]], None, [*tokens[:8], 9, 9, 9, 9], SIZE, None, "GPU", None)
+    index.apply_events("a", 0, [odd])
+    assert one(index, tokens).tokens == 12

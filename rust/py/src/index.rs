@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use kvevents_core::codec;
-use kvevents_core::events::{EventData, EventList};
+use kvevents_core::error::DecodeError;
+use kvevents_core::events::EventList;
 use kvevents_core::hash::HashRef;
 use kvevents_core::index::{Bounds, Match, PrefixIndex, Query, Seq};
 use kvevents_core::tokens::MmFeature;
@@ -30,7 +31,7 @@ const DETACH_TOKENS: usize = 32 << 10;
 
 thread_local! {
     /// The columns of the last payload: their memory serves the next one, up to a size.
-    static COLUMNS: Cell<EventData> = Cell::default();
+    static COLUMNS: Cell<EventList> = Cell::default();
 }
 const MAX_KEPT: usize = 1 << 20;
 
@@ -156,15 +157,15 @@ impl PyPrefixIndex {
     ) -> PyResult<usize> {
         let Some(number) = self.number(source, rank) else { return Ok(0) };
         let (bytes, now) = (payload.as_bytes(), self.now(py)?);
-        let work = || {
-            codec::decode_into(bytes, false, COLUMNS.take()).map(|(data, _, _)| {
-                let events = EventList::from(data);
-                self.inner.apply(number, seq.map_or(Seq::None, Seq::Follows), &events, now);
-                let n = events.len();
-                let data = events.into_data().filter(|d| d.nbytes() <= MAX_KEPT);
-                COLUMNS.set(data.unwrap_or_default());
-                n
-            })
+        let work = || -> Result<usize, DecodeError> {
+            let mut events = COLUMNS.take();
+            events.refill(|columns| codec::decode_into(bytes, false, columns))?;
+            self.inner.apply(number, seq.map_or(Seq::None, Seq::Follows), &events, now);
+            let n = events.len();
+            if events.nbytes() <= MAX_KEPT {
+                COLUMNS.set(events);
+            }
+            Ok(n)
         };
         let done = if bytes.len() < DETACH_PAYLOAD { work() } else { py.detach(work) };
         done.map_err(|e| {

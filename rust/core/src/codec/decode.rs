@@ -48,17 +48,19 @@ fn timestamp(buf: &[u8], at: usize) -> Option<(Timestamp, usize)> {
 /// [`EventList::skipped`]; with `strict` it is the error. A payload that is cut gives the events before
 /// the cut.
 pub fn decode(buf: &[u8], strict: bool) -> Result<Decoded, DecodeError> {
-    let (mut events, ts, rank) = decode_into(buf, strict, EventData::new())?;
+    let mut events = EventData::new();
+    let (ts, rank) = decode_into(buf, strict, &mut events)?;
     events.shrink();
     Ok(Decoded { ts, rank, events: events.into() })
 }
 
-/// The same into columns that were used before, whose memory serves again; nothing is given back.
+/// The same into columns that were used before, whose memory serves again; nothing is given back. Returns
+/// time and rank.
 pub fn decode_into(
     buf: &[u8],
     strict: bool,
-    mut into: EventData,
-) -> Result<(EventData, Timestamp, Option<i64>), DecodeError> {
+    into: &mut EventData,
+) -> Result<(Timestamp, Option<i64>), DecodeError> {
     into.clear();
     let (items, at) = msgpack::array_header(buf, 0)
         .ok_or_else(|| not_a_batch(buf, "an array [ts, events, rank] was expected", 0))?;
@@ -86,13 +88,13 @@ pub fn decode_into(
         let detail = format!("{count} events from this one on, which are not told one by one");
         batch.out.push_skipped(Skipped { index, reason, detail });
     }
-    Ok((batch.out, ts, rank))
+    Ok((ts, rank))
 }
 
 struct Batch<'a> {
     buf: &'a [u8],
     strict: bool,
-    out: EventData,
+    out: &'a mut EventData,
     /// Events left out that are told one by one.
     told: usize,
     /// The others: reason, position of the first, how many.
@@ -105,7 +107,7 @@ impl Batch<'_> {
         let mut fast = Fast::default();
         let small = self.buf.len() <= fast::MAX_PAYLOAD;
         for index in 0..claimed {
-            if small && let Some(end) = fast.event(self.buf, at, &mut self.out) {
+            if small && let Some(end) = fast.event(self.buf, at, self.out) {
                 at = end;
                 continue;
             }
@@ -117,7 +119,7 @@ impl Batch<'_> {
             let event = &self.buf[..end];
             let added = shape::fields(event, at)
                 .map_err(PushError::from)
-                .and_then(|f| fields::push(event, &f, &mut self.out));
+                .and_then(|f| fields::push(event, &f, self.out));
             match added {
                 Ok(()) => {}
                 Err(PushError::Fault(fault)) => self.skip(index, &fault)?,

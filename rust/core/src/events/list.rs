@@ -27,9 +27,15 @@ impl From<EventData> for EventList {
 pub type Parts<K> = Vec<(Option<K>, EventList)>;
 
 impl EventList {
-    /// The columns, where nobody else has them.
-    pub fn into_data(self) -> Option<EventData> {
-        Arc::try_unwrap(self.data).ok()
+    /// Fills the list anew: `fill` gets its columns, to keep their memory, or new ones where somebody else
+    /// has these.
+    pub fn refill<R>(&mut self, fill: impl FnOnce(&mut EventData) -> R) -> R {
+        if Arc::get_mut(&mut self.data).is_none() {
+            self.data = Arc::default();
+        }
+        let result = fill(Arc::make_mut(&mut self.data));
+        (self.start, self.end) = (0, self.data.len());
+        result
     }
 
     /// Number of events.

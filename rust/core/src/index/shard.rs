@@ -302,9 +302,9 @@ impl Shard {
                 break;
             }
             content = block_key(content, block, extra.next_block());
-            self.put(hash, bit, content, now);
+            let took = self.put(hash, bit, content, now);
             before = Some(hash);
-            if self.orphans.want(hash) {
+            if took && self.orphans.want(hash) {
                 adopt.push((hash.to_owned(), content));
             }
         }
@@ -313,19 +313,18 @@ impl Shard {
         }
     }
 
-    /// Makes one block resident, with its content where that is known.
+    /// Makes one block resident, with its content where that is known; whether it has that content now.
     #[inline]
-    fn put(&mut self, hash: HashRef<'_>, bit: usize, content: ContentKey, now: u32) {
+    fn put(&mut self, hash: HashRef<'_>, bit: usize, content: ContentKey, now: u32) -> bool {
         let store = self.store_for(hash);
-        let id = store.find_or_insert(hash);
-        let set = store.set(id, 1 << bit, content, now);
+        let set = store.put(hash, 1 << bit, content, now);
         self.counters.conflicts += u64::from(set.clash);
         if content != 0 {
             self.expected.came(content);
         }
         if !set.new {
             self.counters.duplicate_stored += 1;
-            return;
+            return !set.clash;
         }
         self.counters.stored += 1;
         if self.digest_on
@@ -333,6 +332,7 @@ impl Shard {
         {
             d.add(self.writers[bit].digest(hash));
         }
+        !set.clash
     }
 
     fn wait(&mut self, v: &EventView<'_>, parent: BlockHash) {
@@ -392,11 +392,13 @@ impl Shard {
             before = Some(hash);
             content = block_key(content, block, keys);
             let store = self.store_for(hash);
+            let mut took = false;
             if let Some(id) = store.find(hash) {
                 let set = store.set(id, 0, content, 0);
+                took = !set.clash;
                 self.counters.conflicts += u64::from(set.clash);
             }
-            if self.orphans.want(hash) {
+            if took && self.orphans.want(hash) {
                 known.push((hash.to_owned(), content));
             }
         }

@@ -55,8 +55,7 @@ impl Id {
 pub(super) struct Piece {
     pub(super) rows: Vec<u8>,
     free: Vec<u32>,
-    pub(super) by_hash: HashTable<u32>,
-    pub(super) by_content: HashTable<u32>,
+    by_hash: HashTable<u32>,
 }
 
 /// How the rows of a store are laid out.
@@ -111,8 +110,6 @@ pub struct Set {
     pub new: bool,
     /// Whether it is known with another content, which stays.
     pub clash: bool,
-    /// Whether its content became known.
-    pub learned: bool,
 }
 
 /// See the module.
@@ -122,6 +119,7 @@ pub struct Store {
     stride: usize,
     state: FixedState,
     pub(super) pieces: Box<[Piece]>,
+    by_content: Box<[HashTable<u32>]>,
     live: usize,
     ghosts: VecDeque<u32>,
 }
@@ -148,6 +146,7 @@ impl Store {
             stride: layout.stride(),
             state: FixedState::with_seed(seed),
             pieces: vec![Piece::default(); PIECES].into_boxed_slice(),
+            by_content: vec![HashTable::new(); PIECES].into_boxed_slice(),
             live: 0,
             ghosts: VecDeque::new(),
         }
@@ -216,7 +215,7 @@ impl Store {
     #[inline]
     pub fn mask_of_content(&self, key: ContentKey, cutoff: u32) -> u32 {
         // Content keys are hashes already.
-        let table = &self.pieces[piece_of(key)].by_content;
+        let table = &self.by_content[piece_of(key)];
         table
             .iter_hash(key)
             .map(|&id| self.row(Id(id)))
@@ -224,15 +223,15 @@ impl Store {
             .fold(0, |all, row| all | mask(row))
     }
 
-    /// The row with this hash, made (without residency) where there is none.
+    /// Makes the block with this hash resident in the scopes `bits`: a new row, or [`Self::set`].
     #[inline]
-    pub fn find_or_insert(&mut self, hash: HashRef<'_>) -> Id {
+    pub fn put(&mut self, hash: HashRef<'_>, bits: u32, key: ContentKey, now: u32) -> Set {
         let mixed = mix(&self.state, hash);
         if let Some(id) = self.lookup(mixed, hash) {
-            return id;
+            return self.set(id, bits, key, now);
         }
         let (p, stride, layout) = (piece_of(mixed), self.stride, self.layout);
-        let Piece { rows, free, by_hash, .. } = &mut self.pieces[p];
+        let Piece { rows, free, by_hash } = &mut self.pieces[p];
         let index = free.pop().map_or(rows.len() / stride, |i| i as usize);
         if index * stride == rows.len() {
             if rows.len() == rows.capacity() {
@@ -242,10 +241,15 @@ impl Store {
             }
             rows.resize(rows.len() + stride, 0);
         }
-        let to = &mut rows[index * stride + HASH..][..layout.width];
+        let row = &mut rows[index * stride..][..stride];
+        row[..MASK].copy_from_slice(&key.to_le_bytes());
+        row[MASK..HASH].copy_from_slice(&bits.to_le_bytes());
         match hash {
-            HashRef::Bytes(b) => to.copy_from_slice(b),
-            h => to.copy_from_slice(&h.bits().unwrap_or_default().to_le_bytes()),
+            HashRef::Bytes(b) => row[HASH..HASH + b.len()].copy_from_slice(b),
+            h => row[HASH..HASH + 8].copy_from_slice(&h.bits().unwrap_or_default().to_le_bytes()),
+        }
+        if layout.timed {
+            row[stride - 4..].copy_from_slice(&now.to_le_bytes());
         }
         let state = &self.state;
         let mix_of = |&i: &u32| mix(state, layout.hash(&rows[i as usize * stride..][..stride]));
@@ -253,7 +257,11 @@ impl Store {
             by_hash.reserve(SMALL_PIECE, mix_of);
         }
         by_hash.insert_unique(mixed, index as u32, mix_of);
-        Id::new(p, index)
+        self.live += 1;
+        if key != 0 {
+            self.list(Id::new(p, index), key);
+        }
+        Set { new: true, clash: false }
     }
 
     /// Makes the row resident in the scopes `bits` (none for a row that only learns its content), with
@@ -283,7 +291,7 @@ impl Store {
             self.list(id, known);
         }
         let clash = key != 0 && known != key;
-        Set { new: new_mask != old_mask, clash, learned }
+        Set { new: new_mask != old_mask, clash }
     }
 
     /// Takes scopes from the row; returns those that it had. The last one makes it a ghost.
@@ -310,19 +318,22 @@ impl Store {
         had
     }
 
+    #[inline]
     fn list(&mut self, id: Id, key: ContentKey) {
-        let p = piece_of(key);
-        // The table is taken out, since growing it reads rows of all pieces.
-        let mut table = std::mem::take(&mut self.pieces[p].by_content);
+        let (pieces, stride) = (&self.pieces, self.stride);
+        let key_of = |&i: &u32| {
+            let id = Id(i);
+            content(&pieces[id.piece()].rows[id.index() * stride..][..stride])
+        };
+        let table = &mut self.by_content[piece_of(key)];
         if table.capacity() == 0 {
-            table.reserve(SMALL_PIECE, |&i| self.content(Id(i)));
+            table.reserve(SMALL_PIECE, key_of);
         }
-        table.insert_unique(key, id.0, |&i| self.content(Id(i)));
-        self.pieces[p].by_content = table;
+        table.insert_unique(key, id.0, key_of);
     }
 
     fn unlist(&mut self, id: Id, key: ContentKey) {
-        if let Ok(found) = self.pieces[piece_of(key)].by_content.find_entry(key, |&i| i == id.0) {
+        if let Ok(found) = self.by_content[piece_of(key)].find_entry(key, |&i| i == id.0) {
             found.remove();
         }
     }
@@ -436,18 +447,15 @@ impl Store {
             for (key, id) in ids {
                 table.insert_unique(key, id, |&i| self.content(Id(i)));
             }
-            self.pieces[p].by_content = table;
+            self.by_content[p] = table;
         }
     }
 
     /// Bytes that the structures use.
     pub fn nbytes(&self) -> usize {
-        let piece = |p: &Piece| {
-            p.rows.capacity()
-                + p.free.capacity() * 4
-                + p.by_hash.allocation_size()
-                + p.by_content.allocation_size()
-        };
-        self.pieces.iter().map(piece).sum::<usize>() + self.ghosts.capacity() * 4
+        let piece = |p: &Piece| p.rows.capacity() + p.free.capacity() * 4 + p.by_hash.allocation_size();
+        self.pieces.iter().map(piece).sum::<usize>()
+            + self.by_content.iter().map(HashTable::allocation_size).sum::<usize>()
+            + self.ghosts.capacity() * 4
     }
 }
