@@ -129,6 +129,53 @@ def test_header_width_follows_the_declared_fields() -> None:
 # ---------------------------------------------------------------- shapes
 
 
+def test_a_batch_as_a_map_is_the_batch_as_an_array() -> None:
+    events = [as_map(), {"type": "BlockRemoved", "block_hashes": [7], "medium": "GPU"}]
+    want = decode(payload(*events, rank=3), strict=True)
+    keys = {"ts": 1.5, "events": events, "data_parallel_rank": 3}
+    for shape in (keys, dict(reversed(keys.items())), {**keys, "brand_new": [1, {}]}):
+        assert decode(pack(shape), strict=True) == want
+    alone = decode(pack({"ts": 1.5, "events": events}), strict=True)
+    assert (alone.data_parallel_rank, list(alone.events)) == (None, list(want.events))
+    bad_rank = decode(pack({**keys, "data_parallel_rank": "x"}))
+    assert [s.reason for s in bad_rank.events.skipped] == ["bad_field"]
+    behind = decode(pack(keys) + b"\xc0")
+    assert [s.reason for s in behind.events.skipped] == ["trailing_bytes"]
+    for other in (
+        {"ts": 1.5},
+        {"events": []},
+        {**keys, "ts": "x"},
+        {**keys, "events": 7},
+        {1: 2, **keys},
+        {},
+    ):
+        with pytest.raises(DecodeError):
+            decode(pack(other))
+
+
+def test_events_packed_twice_are_stores_by_hash() -> None:
+    store = ["BlockStored", [2**63 + 5, 6], 0, [], 0, None, "SHARED_STORAGE"]
+    remove = ["BlockRemoved", [6], "SHARED_STORAGE"]
+    batch = decode(pack([1.5, [pack(store), pack(remove)]]), strict=True)
+    assert batch.data_parallel_rank is None
+    first, second = batch.events
+    assert first == stored(
+        block_hashes=[2**63 + 5, 6],
+        parent_block_hash=0,
+        token_ids=[],
+        block_size=0,
+        medium="SHARED_STORAGE",
+    )
+    assert second == BlockRemoved([6], "SHARED_STORAGE")
+    assert batch.events.irregular == 1
+    # One that cannot be read costs itself.
+    mixed = decode(
+        pack([1.5, [pack(store), pack(pack(store)), b"\xc1", pack(store) + b"\xc0", pack(remove)]])
+    )
+    assert list(mixed.events) == [first, second]
+    assert [(s.index, s.reason) for s in mixed.events.skipped] == [(i, "not_an_event") for i in (1, 2, 3)]
+
+
 def test_one_event_in_five_shapes_is_one_event() -> None:
     fields = as_map()
     tag, *values = fields.values()
@@ -433,7 +480,8 @@ FAULTS = [
     (None, "not_an_event", "event"),
     (7, "not_an_event", "event"),
     ([], "not_an_event", "event"),
-    (b"\x93\x01\x02\x03", "not_an_event", "event"),
+    (b"\x93\x01\x02\x03", "bad_field", "type"),
+    (b"\x93\x01\x02", "not_an_event", "event"),
     (["BlockStored", [1]], "missing_field", "block_size"),
     ({"type": "BlockRemoved", "medium": None}, "missing_field", "block_hashes"),
     (as_map(block_hashes=[1, 1.5]), "bad_field", "block_hashes[1]"),
@@ -509,7 +557,7 @@ def test_text_that_is_not_utf8_costs_the_event() -> None:
         b"",
         b"\x00",
         b"\xc1",
-        pack({"ts": 1.5, "events": [], "data_parallel_rank": 0}),
+        pack({"ts": 1.5, "data_parallel_rank": 0}),
         pack([1.5]),
         pack(["x", [], 0]),
         pack([None, [], 0]),

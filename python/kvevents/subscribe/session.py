@@ -369,10 +369,13 @@ def _stamp(ts: object) -> float | None:
 
 
 def peek_ts(payload: bytes) -> float | None:
-    """The time stamp of a payload, without decoding the rest: the first item of a msgpack array."""
-    if not payload or not (0x90 <= payload[0] <= 0x9F or payload[0] in {0xDC, 0xDD}):
+    """The time stamp of a payload, without decoding the rest: what comes first in the array or the map."""
+    if payload[:4] == b"\x83\xa2ts":
+        at = 4
+    elif payload and (0x90 <= payload[0] <= 0x9F or payload[0] in {0xDC, 0xDD}):
+        at = {0xDC: 3, 0xDD: 5}.get(payload[0], 1)
+    else:
         return None
-    at = {0xDC: 3, 0xDD: 5}.get(payload[0], 1)
     try:
         tag = payload[at]
         if tag < 0x80:

@@ -160,3 +160,49 @@ fn what_was_left_out_is_bounded() {
     assert_eq!((last.reason, last.index), ("not_an_event", 1024));
     assert!(last.detail.starts_with("98976 events"), "{}", last.detail);
 }
+
+#[test]
+fn a_batch_as_a_map_may_claim_and_be_cut_anywhere() {
+    let mut whole = vec![0x83];
+    whole.extend_from_slice(b"\xa2ts\xcb");
+    whole.extend_from_slice(&1.5f64.to_be_bytes());
+    whole.extend_from_slice(b"\xa6events\x92\x81\xa4type\xb0AllBlocksCleared\x91\xb0AllBlocksCleared");
+    whole.extend_from_slice(b"\xb2data_parallel_rank\x03");
+    let batch = decode(&whole, true).expect("a batch");
+    assert_eq!((batch.rank, batch.events.len()), (Some(3), 2));
+    for cut in 0..whole.len() {
+        match decode(&whole[..cut], false) {
+            Ok(b) => {
+                assert_eq!(b.events.skipped()[0].reason, "truncated", "{cut}");
+                assert_eq!(b.events.skipped().len(), 1);
+            }
+            Err(e) => assert!(matches!(e, DecodeError::NotABatch { .. }), "{e}"),
+        }
+        assert!(decode(&whole[..cut], true).is_err());
+    }
+    let mut claim = whole[..13].to_vec();
+    claim.extend_from_slice(b"\xa6events\xdd\xff\xff\xff\xff");
+    assert!(matches!(decode(&claim, false), Err(DecodeError::NotABatch { .. })));
+    assert!(matches!(decode(&[0xdf, 0xff, 0xff, 0xff, 0xff], false), Err(DecodeError::NotABatch { .. })));
+}
+
+#[test]
+fn an_event_packed_inside_a_byte_string_is_read_one_level_deep() {
+    let event = b"\x92\xacBlockRemoved\x91\x07";
+    let packed = |inner: &[u8]| [&[0xc4, inner.len() as u8], inner].concat();
+    let batch = |event: &[u8]| [&[0x92, 0x01, 0x91], event].concat();
+    let read = decode(&batch(&packed(event)), true).expect("a batch");
+    assert_eq!(read.events.len(), 1);
+    let bad = [
+        packed(&packed(event)),
+        packed(&[]),
+        packed(&event[..5]),
+        packed(&[&event[..], &[0xc0]].concat()),
+        packed(&[0xdd, 0xff, 0xff, 0xff, 0xff]),
+    ];
+    for bytes in bad {
+        let read = decode(&batch(&bytes), false).expect("a batch");
+        assert_eq!(read.events.len(), 0);
+        assert_eq!(read.events.skipped()[0].reason, "not_an_event");
+    }
+}

@@ -1,8 +1,9 @@
 //! The engines' wire formats: bytes to columns and columns to bytes.
 //!
-//! A batch is a msgpack array `[ts, events, rank]`; an event is a tagged map or a tagged array. Which of
-//! them a payload holds is told by its shape, event by event, so a reader needs no setting. Writing
-//! names a [`Dialect`]; the bytes equal those of the engine's own encoder.
+//! A batch is a msgpack array `[ts, events, rank]` (for a short time it was a map); an event is a tagged map
+//! or a tagged array, which may stand packed inside a byte string. Which of them a payload holds is told by
+//! its shape, event by event, so a reader needs no setting. Writing names a [`Dialect`]; the bytes equal
+//! those of the engine's own encoder.
 //!
 //! | file | what |
 //! |---|---|
