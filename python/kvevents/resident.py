@@ -207,6 +207,10 @@ class ResidentSet:
 def _columns(events: object) -> EventList:
     if isinstance(events, EventList):
         return events
+    if events is None:
+        raise EventTypeError(
+            "a subscriber's item, a batch or events were expected, saw None (a poll in vain?)"
+        )
     try:
         return EventList(events)  # type: ignore[arg-type]
     except EventTypeError:

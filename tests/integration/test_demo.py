@@ -76,6 +76,13 @@ def test_breaking_the_reader_without_any_removal_is_told_not_passed():
     assert err.splitlines()[-1].startswith("kvevents: break_reader: no block was removed")
 
 
+def test_a_pool_that_serves_no_request_is_told_not_passed():
+    code, _, err = finish(kvevents("demo", "--requests", "5", "--blocks", "2", "--json"))
+    assert code == 2
+    assert len(err.splitlines()) == 1
+    assert err.startswith("kvevents: blocks: none of 5 requests fits into 2 blocks of 16 tokens")
+
+
 def test_the_verdict_for_people_names_the_sequence_too():
     code, out, err = finish(
         kvevents("demo", "--requests", "100", "--blocks", "300", "--rate", "2000", "--break-reader")

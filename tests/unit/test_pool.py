@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import gc
 import pickle
+import sys
 import threading
 import weakref
 from array import array

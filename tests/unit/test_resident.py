@@ -134,6 +134,8 @@ def test_a_snapshot_replaces_but_never_takes_the_set_back() -> None:
 
 def test_what_cannot_be_applied_is_an_error_and_changes_nothing() -> None:
     s = ResidentSet([stored(1)])
+    with pytest.raises(EventTypeError, match="saw None"):
+        s.apply(None)  # type: ignore[arg-type]
     with pytest.raises(EventTypeError, match="saw int"):
         s.apply(7)  # type: ignore[arg-type]
     with pytest.raises(EventTypeError, match="event 1"):

@@ -125,7 +125,8 @@ def demo(
     )
     console = Console(stderr=True)
     columns = (TextColumn("{task.description:<18}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bars:
+    # Away from a terminal even an invisible bar would leave an empty line.
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         result = run_demo(options, _Bars(bars, requests))
     if as_json:
         sys.stdout.write(result.to_json().decode() + "\n")

@@ -41,7 +41,7 @@ def run_demo(options: DemoOptions, progress: ProgressSink | None = None) -> Demo
     Returns when the reader has caught up, or has found that it cannot. Leaves no process, port or file
     behind, also when interrupted.
 
-    :raises ConfigError: ``break_reader`` where nothing was removed.
+    :raises ConfigError: no request fits into the pool, or ``break_reader`` where nothing was removed.
     :raises ChildError: where a process failed, died, or nothing moved for ``options.silence_s`` seconds.
     """
 
@@ -75,6 +75,11 @@ def run_demo(options: DemoOptions, progress: ProgressSink | None = None) -> Demo
         group.send("engine", "stop")
         sent = group.expect("engine", "stopped")
         first_difference = _first_difference(options, reader, Path(folder))
+    if not engine.finished:
+        raise ConfigError(
+            f"blocks: none of {options.requests} requests fits into {options.pool_blocks} blocks of "
+            f"{options.block_size} tokens, so nothing was shown; give more"
+        )
     if options.break_reader and reader.left_out is None:
         raise ConfigError(
             f"break_reader: no block was removed in {engine.batches} batches, so none could be left out; "
