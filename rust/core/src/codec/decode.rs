@@ -247,7 +247,7 @@ impl Batch<'_> {
         Ok(rank)
     }
 
-    fn cut(&mut self, index: usize, field: &str, at: usize) -> Result<(), DecodeError> {
+    fn cut(&mut self, index: usize, field: &'static str, at: usize) -> Result<(), DecodeError> {
         self.skip(index, &Fault::new("truncated", field, "the batch ends early", at))
     }
 
