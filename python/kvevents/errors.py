@@ -23,6 +23,7 @@ __all__ = [
     "PublisherClosedError",
     "PublisherError",
     "RecordError",
+    "RecordingError",
     "SequenceError",
     "TokenError",
     "TokenTypeError",
@@ -128,6 +129,10 @@ class SequenceError(KVEventsError, ValueError):
 
 class TraceError(KVEventsError, ValueError):
     """A trace or capture file with a broken line; says the line number and what was seen."""
+
+
+class RecordingError(KVEventsError, ValueError):
+    """A recording of a stream that is none, or is damaged in its middle; says at which byte."""
 
 
 class AggregatorError(KVEventsError, ValueError):

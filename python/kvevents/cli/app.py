@@ -15,6 +15,8 @@ from kvevents import __version__
 from kvevents.cli.conform import conform
 from kvevents.cli.demo import demo
 from kvevents.cli.exits import EXIT_ENVIRONMENT, EXIT_INTERRUPTED, EXIT_USAGE, Failure, say
+from kvevents.cli.record import record
+from kvevents.cli.replay import replay
 from kvevents.cli.simulate import simulate
 from kvevents.cli.tail import tail
 from kvevents.errors import ConfigError, KVEventsError
@@ -48,7 +50,7 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-for _command in (demo, simulate, tail, conform):
+for _command in (demo, simulate, tail, record, replay, conform):
     app.command()(_interruptible(_command))
 
 # Typer carries its own copy of click (older versions import click), so the base class of its errors has

@@ -129,6 +129,8 @@ class Session:
         self._decode = decode_batches
         self._keep = keep_payload or not decode_batches
         self._topic: bytes | None = source.topic.encode() if source.topic else None
+        self.topic = source.topic.encode()
+        """The topic that was heard last, live or in a replay; empty before any."""
         self._gap_in_life = False
         self._heard_at: float | None = None
         self._silent_at = math.inf
@@ -180,10 +182,12 @@ class Session:
             self._cooldown = self._timing.cooldown_s
             self._cool_until = -math.inf
             return self._do(self.sequence.replay_ended(), now)
-        if len(frames) == 4 and self._topic is not None and frames[1] != self._topic:
-            self.stats.other_topics += 1
-            self._log.warning(self.name, "topic", "replay of topic %r, not %r", frames[1], self._topic)
-            return []
+        if len(frames) == 4:
+            if self._topic is not None and frames[1] != self._topic:
+                self.stats.other_topics += 1
+                self._log.warning(self.name, "topic", "replay of topic %r, not %r", frames[1], self._topic)
+                return []
+            self.topic = frames[1]
         seq = int.from_bytes(frames[-2], "big")
         if seq > request.last:
             request.last = seq
@@ -348,7 +352,7 @@ class Session:
 
     def _take_topic(self, topic: bytes) -> bool:
         if self._topic is None:
-            self._topic = topic
+            self._topic = self.topic = topic
             return True
         self.stats.other_topics += 1
         if self.source.topic:

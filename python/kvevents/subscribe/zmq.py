@@ -191,6 +191,16 @@ class Subscriber:
         now = self._clock()
         return [w.session.snapshot(now) for w in self._all]
 
+    def topic(self, name: str) -> bytes:
+        """The topic that the source of this name was heard with last; empty before anything was heard.
+
+        :raises KeyError: there is no such source.
+        """
+        for w in self._all:
+            if w.session.name == name:
+                return w.session.topic
+        raise KeyError(name)
+
     @property
     def endpoints(self) -> list[str]:
         """The live address of every source as it is, with the port where the system chose one."""
