@@ -14,7 +14,12 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 # Examples that need a peer, each with the test that gives it one.
 WITH_PEER = {"kve1_client.py": "tests/integration/test_extended.py"}
-EXAMPLES = sorted(p for p in (ROOT / "examples").glob("*.py") if p.name not in WITH_PEER)
+# A file without a main part is a module that another one imports.
+EXAMPLES = sorted(
+    p
+    for p in (ROOT / "examples").glob("*.py")
+    if p.name not in WITH_PEER and "__main__" in p.read_text()
+)
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Pages whose programs are only compiled, each with its reason.
 NOT_RUN = {
