@@ -119,7 +119,7 @@ fuzz: $(INSTALLED) $(TOOLS)  ## damaged and random input, many times over
 	KVEVENTS_TEST_INSTALLED=1 KVEVENTS_HYPOTHESIS=slow $(PY) -m pytest -q tests/property --timeout 3600 $(ARGS)
 
 chaos: $(INSTALLED) $(TOOLS)  ## the long runs of the property, concurrency and integration tests
-	KVEVENTS_CHAOS=1 $(CARGO) test --locked -q --profile quick -p kvevents-core -- --include-ignored
+	KVEVENTS_CHAOS=1 KVEVENTS_WORKER_EVENTS=$${WORKER_EVENTS:-10000000} $(CARGO) test --locked -q --profile quick -p kvevents-core -- --include-ignored
 	KVEVENTS_TEST_INSTALLED=1 KVEVENTS_CHAOS=1 KVEVENTS_HYPOTHESIS=slow $(PY) -m pytest -q --timeout 3600 \
 		tests/property tests/concurrency tests/integration $(ARGS)
 

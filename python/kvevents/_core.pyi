@@ -875,8 +875,10 @@ class KVEventRecorder:
     ) -> int:
         """A store of blocks `start` to `end` of these (whole) lists begins; returns its ticket.
 
-        `parent_block_hash` is the parent of the lists' first block. `EventError` where the numbers of hashes,
-        tokens and keys do not fit together, `RecordError` where too many stores are open.
+        `parent_block_hash` is the parent of the lists' first block. `medium` is a tier's name in upper case; another
+        spelling of a known one, or a device, is mapped with a `UserWarning`. `EventError` where the numbers of hashes,
+        tokens and keys do not fit together, `EventTypeError` for a medium that is no string, `RecordError` for one
+        that names no tier and where too many stores are open.
         """
 
     def complete(self, ticket: int, stored: int | Sequence[int] | None = None) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvevents import ResidentSet
+from kvevents import BlockStored, ResidentSet
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -96,3 +96,30 @@ def test_a_block_that_one_worker_lost_is_reported_and_is_no_longer_announced(two
     engine.workers[1].kv_events.removed([lost])
     engine.step([], [])
     assert lost not in {k.hash for k in engine.resident.keys() if k.medium == "CPU"}  # noqa: SIM118
+
+
+def test_blocks_that_came_from_the_connector_are_announced_before_what_follows_them(two_workers):
+    """An engine that received a prefix and computed the rest names no parent that nobody heard of."""
+    engine = two_workers.Engine()
+    batches = []
+    engine.collector._publisher = Recorder(batches)
+    prompt = list(range(1, 14))
+    engine.serve("first", prompt)
+    for n in range(4):
+        engine.serve(f"other {n}", list(range(50 * n + 50, 50 * n + 63)))
+    batches.clear()
+    assert engine.serve("longer", prompt + list(range(20, 30))) == (12, set())
+    known = set()
+    for event in (e for batch in batches for e in batch.events if isinstance(e, BlockStored)):
+        if event.medium == "GPU":
+            assert event.parent_block_hash is None or event.parent_block_hash in known
+            known.update(event.block_hashes)
+    assert len(known) == 23 // two_workers.BLOCK_SIZE
+
+
+class Recorder:
+    def __init__(self, batches):
+        self._batches = batches
+
+    def publish(self, batch):
+        self._batches.append(batch)

@@ -202,7 +202,13 @@ def test_multi_connectors_nest():
 def test_the_wrapper_forwards_every_public_method_of_the_base():
     own = {"role", "has_connector_metadata", "kv_events", "kv_event_votes", "kv_events_num_workers"}
     public = {n for n, _ in inspect.getmembers(KVConnectorBase) if not n.startswith("_")}
-    data = {"emits_kv_events", "emits_removals", "kv_events_rule", "kv_events_group_rules"}
+    data = {
+        "emits_kv_events",
+        "emits_removals",
+        "kv_events_rule",
+        "kv_events_group_rules",
+        "kv_events_chunk_size",
+    }
     missing = {n for n in public - own - data if n not in vars(MultiConnector)}
     assert not missing
 

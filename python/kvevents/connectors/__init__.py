@@ -9,7 +9,7 @@ from kvevents.connectors.base import (
 )
 from kvevents.connectors.containers import KVConnectorKVEvents, LMCacheKVEvents, WorkerKVEvents
 from kvevents.connectors.factory import KVConnectorFactory
-from kvevents.connectors.mixin import KVEventsMixin, check_event_hooks
+from kvevents.connectors.mixin import KVEventsMixin, check_chunk_size, check_event_hooks
 from kvevents.connectors.multi import (
     MultiConnector,
     MultiKVConnectorMetadata,
@@ -40,5 +40,6 @@ __all__ = [
     "MultiKVConnectorStats",
     "MultiKVConnectorWorkerMetadata",
     "WorkerKVEvents",
+    "check_chunk_size",
     "check_event_hooks",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from kvevents.connectors.mixin import check_chunk_size, check_event_hooks
 from kvevents.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -60,14 +61,19 @@ class KVConnectorFactory:
         *,
         module_path: str | None = None,
     ) -> KVConnectorBase:
-        """Make one half of a connector, and check that its events can reach the scheduler.
+        """Make one half of a connector, and check that its events can reach the scheduler and its readers.
 
-        Raises :class:`ConfigError` as :func:`check_event_hooks` does.
+        The engine's block size is ``vllm_config.cache_config.block_size``, where there is one. Raises
+        :class:`ConfigError` as :func:`check_event_hooks` and :func:`check_chunk_size` do.
         """
-        from kvevents.connectors.mixin import check_event_hooks  # noqa: PLC0415 - mixin needs this module's users
-
         connector = cls.get_connector_class(name, module_path)(vllm_config, role, kv_cache_config)
         check_event_hooks(connector)
+        cache_config = getattr(vllm_config, "cache_config", None)
+        block_size = getattr(cache_config, "block_size", None)
+        if isinstance(vllm_config, dict):
+            block_size = vllm_config.get("block_size")
+        if block_size is not None:
+            check_chunk_size(connector, block_size)
         return connector
 
     @staticmethod

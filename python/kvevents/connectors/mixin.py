@@ -8,13 +8,14 @@ nowhere else.
 from __future__ import annotations
 
 import inspect
+import logging
 from typing import TYPE_CHECKING, Any
 
 from kvevents._core import EventList, KVEventRecorder
 from kvevents.aggregate import Aggregator
 from kvevents.connectors.containers import WorkerKVEvents
 from kvevents.connectors.tagging import iter_worker_events
-from kvevents.errors import ConfigError
+from kvevents.errors import AggregatorError, ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
     from kvevents.connectors.containers import KVConnectorKVEvents
     from kvevents.connectors.output import KVConnectorOutput
 
-__all__ = ["KVEventsMixin", "check_event_hooks"]
+__all__ = ["KVEventsMixin", "check_chunk_size", "check_event_hooks"]
+
+logger = logging.getLogger(__name__)
 
 _HOOKS = ("get_kv_connector_kv_cache_events", "update_connector_output", "take_events")
 
@@ -38,6 +41,8 @@ class KVEventsMixin:
     - ``emits_removals``: whether every block that leaves the tier is announced. A store-only tier says
       ``False``, and readers let its blocks expire.
     - ``emits_kv_events``: whether there are events at all.
+    - ``kv_events_chunk_size``: tokens of a block in its events, where that is not the engine's block size;
+      see :func:`check_chunk_size`.
 
     ``self.kv_events`` in the worker half is a :class:`KVEventRecorder`; it may be used from any thread.
     """
@@ -46,6 +51,7 @@ class KVEventsMixin:
     kv_events_group_rules: Mapping[int | None, Rule] | None = None
     emits_removals: bool = True
     emits_kv_events: bool = True
+    kv_events_chunk_size: int | None = None
 
     _kv_recorder: KVEventRecorder | None = None
     _kv_aggregator: Aggregator | None = None
@@ -101,12 +107,22 @@ class KVEventsMixin:
         return self._kv_aggregator
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        """Count what the workers reported in this step."""
+        """Count what the workers reported in this step.
+
+        Raises :class:`AggregatorError` for a worker that there is not; nothing was counted then.
+        """
         container = connector_output.kv_cache_events
         if container is None:
             return
         votes = self.kv_event_votes
-        for worker, events in iter_worker_events(container):
+        reports = list(iter_worker_events(container))
+        for worker, _ in reports:
+            if worker >= votes.num_workers:
+                raise AggregatorError(
+                    f"{type(self).__name__}: a report of worker {worker}, there are {votes.num_workers} "
+                    "(kv_events_num_workers)"
+                )
+        for worker, events in reports:
             votes.add(worker, events)
 
     def forget_worker(self, worker: int) -> None:
@@ -140,6 +156,33 @@ def check_event_hooks(connector: Any) -> None:
                 f"over: {hook}() is {'missing' if method is None else 'a no-op'}. "
                 "Inherit kvevents.connectors.KVEventsMixin before the engine's base class, or override it"
             )
+
+
+def check_chunk_size(connector: Any, block_size: int) -> None:
+    """Compare the blocks in a connector's events with those that the engine's readers look for.
+
+    A chunk of several blocks is said in a warning: a reader that looks for the engine's blocks never finds
+    it, one with the chunk's size does. Raises :class:`ConfigError` for a chunk that is no multiple.
+    """
+    chunk = getattr(connector, "kv_events_chunk_size", None)
+    if chunk is None or chunk == block_size or not getattr(connector, "emits_kv_events", False):
+        return
+    name = f"{type(connector).__module__}.{type(connector).__qualname__}"
+    if chunk < 1 or chunk % block_size:
+        raise ConfigError(
+            f"{name}: its chunks of {chunk} tokens are no number of the engine's blocks of {block_size}; "
+            "choose a multiple of the block size"
+        )
+    logger.warning(
+        "%s announces chunks of %d tokens, the engine's blocks have %d: an index of %d tokens a block cannot "
+        "match them. Announce every block, set the chunk size to %d, or run readers with %d",
+        name,
+        chunk,
+        block_size,
+        block_size,
+        block_size,
+        chunk,
+    )
 
 
 def _does_something(method: Any) -> bool:

@@ -74,6 +74,10 @@ class MultiConnector(KVConnectorBase):
                 raise ConfigError(
                     f"child {i} ({type(c).__name__}) has the role {c.role.name}, not {role.name}"
                 )
+        telling = [c for c in self._connectors if getattr(c, "emits_kv_events", False)]
+        self.emits_kv_events = bool(telling)
+        # What any child leaves out, a reader of the whole has to expire.
+        self.emits_removals = all(getattr(c, "emits_removals", True) for c in telling)
         self._loads_from: dict[str, int] = {}
         self._extra_async_saves: dict[str, int] = {}
 

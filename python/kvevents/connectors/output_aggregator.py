@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvevents.connectors.output import KVConnectorOutput
 from kvevents.connectors.tagging import tag_container
+from kvevents.errors import ConnectorError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,8 +71,14 @@ class KVOutputAggregator:
         self._failed_recving |= part.failed_recving
         for name in ("kv_connector_stats", "kv_connector_worker_meta"):
             so_far, new = getattr(joined, name), getattr(part, name)
-            if new is not None:
-                setattr(joined, name, new if so_far is None else so_far.aggregate(new))
+            if new is None:
+                continue
+            if not hasattr(new, "aggregate"):
+                raise ConnectorError(
+                    f"worker {worker}: {name} is a {type(new).__name__}, which has no aggregate(); inherit "
+                    "KVConnectorWorkerMetadata or KVConnectorStats"
+                )
+            setattr(joined, name, new if so_far is None else so_far.aggregate(new))
         if part.kv_cache_events is not None:
             tagged = tag_container(part.kv_cache_events, worker)
             if joined.kv_cache_events is None:

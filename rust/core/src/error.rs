@@ -339,6 +339,12 @@ pub enum RecordError {
         /// The position that was given.
         position: u32,
     },
+    /// A medium that no reader knows.
+    #[error("medium: a tier's name in upper case was expected (GPU, CPU, STORAGE or your own), saw {seen:?}")]
+    Medium {
+        /// The text that was given.
+        seen: String,
+    },
     /// Stores are begun and never ended.
     #[error("{open} stores are open; every ticket of begin_store() must be completed or failed")]
     TooMany {

@@ -76,6 +76,7 @@ pub fn record_error(e: &RecordError) -> PyErr {
         RecordError::Ticket { .. }
         | RecordError::Blocks { .. }
         | RecordError::Order { .. }
+        | RecordError::Medium { .. }
         | RecordError::TooMany { .. } => Exc::RecordError.err(e.to_string()),
         RecordError::Columns(e) => events_error(e),
     }

@@ -1,10 +1,13 @@
 //! `KVEventRecorder`: what a connector's worker half records; see `_core.pyi`.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::ffi::CString;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kvevents_core::events::{Attrs, CommonParts, EventData, EventList, Hashes};
-use kvevents_core::record::{Done, Recorder};
+use kvevents_core::record::{Done, Medium, Recorder, read_medium};
+use pyo3::exceptions::PyUserWarning;
 use pyo3::prelude::*;
+use pyo3::types::PyString;
 
 use crate::errors::{Exc, events_error, record_error};
 use crate::event_args::{Removed, Stored, StoredLists, read_metadata, text};
@@ -38,6 +41,43 @@ fn at_least_one(name: &str, n: i64) -> PyResult<usize> {
         .ok_or_else(|| Exc::ConfigError.err(format!("{name}: at least 1 was expected, saw {n}")))
 }
 
+/// The medium as it goes out: a warning where it was meant otherwise, an error where it means nothing.
+struct Tier(Option<Arc<str>>);
+
+impl Tier {
+    fn cpu() -> Self {
+        Self(text(Some("CPU")))
+    }
+}
+
+impl<'py> FromPyObject<'_, 'py> for Tier {
+    type Error = PyErr;
+
+    fn extract(medium: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        if medium.is_none() {
+            return Ok(Self(None));
+        }
+        let Ok(name) = medium.cast::<PyString>() else {
+            return Err(Exc::EventTypeError.err(format!(
+                "medium: the name of a tier was expected ('GPU', 'CPU', 'STORAGE'), saw {}",
+                raw::preview(&medium)
+            )));
+        };
+        let name = name.to_cow()?;
+        match read_medium(&name).map_err(|e| record_error(&e))? {
+            Medium::Canonical(name) => Ok(Self(text(Some(name)))),
+            Medium::Means(tier) => {
+                let message =
+                    format!("medium {name:?} is announced as {tier:?}; give the tier's name in upper case");
+                let py = medium.py();
+                let category = py.get_type::<PyUserWarning>();
+                PyErr::warn(py, &category, &CString::new(message)?, 1)?;
+                Ok(Self(text(Some(tier))))
+            }
+        }
+    }
+}
+
 /// Blocks `start..end` of the lists; `None` for all of them.
 fn range(
     start: usize,
@@ -66,7 +106,7 @@ impl PyKVEventRecorder {
     }
 
     #[pyo3(signature = (block_hashes, parent_block_hash, token_ids, block_size, *, start = 0, end = None,
-        lora_id = None, medium = Some("CPU"), lora_name = None, extra_keys = None, group_idx = None,
+        lora_id = None, medium = Tier::cpu(), lora_name = None, extra_keys = None, group_idx = None,
         kv_cache_spec_kind = None, kv_cache_spec_sliding_window = None, locality = None, ownership = None,
         session_id = None, cache_salt = None, metadata = None))]
     #[allow(clippy::too_many_arguments)] // the fields of an event, by keyword
@@ -79,7 +119,7 @@ impl PyKVEventRecorder {
         start: usize,
         end: Option<usize>,
         lora_id: Option<i64>,
-        medium: Option<&str>,
+        medium: Tier,
         lora_name: Option<&str>,
         extra_keys: Option<&Bound<'_, PyAny>>,
         group_idx: Option<i64>,
@@ -96,7 +136,7 @@ impl PyKVEventRecorder {
             lora_id,
             group_idx,
             sliding_window: kv_cache_spec_sliding_window,
-            medium: text(medium),
+            medium: medium.0,
             lora_name: text(lora_name),
             spec_kind: text(kv_cache_spec_kind),
             locality: text(locality),
@@ -135,12 +175,12 @@ impl PyKVEventRecorder {
         self.lock().fail(ticket).map_err(|e| record_error(&e))
     }
 
-    #[pyo3(signature = (block_hashes, *, medium = Some("CPU"), group_idx = None, locality = None,
+    #[pyo3(signature = (block_hashes, *, medium = Tier::cpu(), group_idx = None, locality = None,
         ownership = None, metadata = None))]
     fn removed(
         &self,
         block_hashes: &Bound<'_, PyAny>,
-        medium: Option<&str>,
+        medium: Tier,
         group_idx: Option<i64>,
         locality: Option<&str>,
         ownership: Option<&str>,
@@ -148,7 +188,7 @@ impl PyKVEventRecorder {
     ) -> PyResult<()> {
         let attrs = Attrs {
             group_idx,
-            medium: text(medium),
+            medium: medium.0,
             locality: text(locality),
             ownership: text(ownership),
             ..Attrs::default()

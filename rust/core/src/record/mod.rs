@@ -4,12 +4,16 @@
 //! since the request may be gone at the end; a store that fails announces nothing, and one that was done
 //! in part announces that part.
 
+mod medium;
+
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 
 use crate::error::RecordError;
 use crate::events::{Attrs, EventData, EventList, StoredParts};
 use crate::pool::EventQueue;
+
+pub use medium::{Medium, read_medium};
 
 /// Which blocks of a store were done.
 #[derive(Clone, Copy, Debug)]
