@@ -16,9 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 WITH_PEER = {"kve1_client.py": "tests/integration/test_extended.py"}
 # A file without a main part is a module that another one imports.
 EXAMPLES = sorted(
-    p
-    for p in (ROOT / "examples").glob("*.py")
-    if p.name not in WITH_PEER and "__main__" in p.read_text()
+    p for p in (ROOT / "examples").glob("*.py") if p.name not in WITH_PEER and "__main__" in p.read_text()
 )
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Pages whose programs are only compiled, each with its reason.
