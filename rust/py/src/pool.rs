@@ -492,13 +492,13 @@ impl PyBlockPool {
         })
     }
 
-    fn reset_prefix_cache(&self, py: Python<'_>) -> PyResult<bool> {
+    fn reset_prefix_cache(&self, py: Python<'_>) -> bool {
         let mut state = self.lock();
         let done = state.pool.reset_prefix_cache();
         let reused = state.reused();
         drop(state);
         Self::notify(py, reused);
-        Ok(done)
+        done
     }
 
     fn get_num_free_blocks(&self) -> usize {
