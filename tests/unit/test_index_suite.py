@@ -291,6 +291,19 @@ def test_the_ancestry_of_another_source_counts(index: Any) -> None:
     assert lengths(index, tokens) == {("decode", 0): 16, ("prefill", 0): 8}
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 2, 0)])
+def test_the_ancestry_of_another_source_counts_whenever_it_comes(index: Any, order: tuple[int, ...]) -> None:
+    """R121: three engines tell of a third of a prompt each, in any order."""
+    tokens = prompt(6)
+    for k in order:
+        index.apply_events(f"e{k}", 0, [stored(tokens, 2 * k, 2 * k + 2)])
+    for k in range(3):
+        index.apply_events("late", 0, [hash_only(hashes_of(tokens, 1, SIZE)[2 * k : 2 * k + 2])])
+    index.apply_events("late", 0, [stored(tokens, 5, 6)])
+    index.apply_events("e2", 0, [hash_only(hashes_of(tokens, 1, SIZE)[:4], "GPU"), stored(tokens, 0, 4)])
+    assert lengths(index, tokens)["e2", 0] == 24
+
+
 def test_a_child_of_a_removed_parent_still_has_its_place(index: Any) -> None:
     tokens = prompt(3)
     index.apply_events("a", 0, [stored(tokens, 0, 2), removed(tokens, 1), stored(tokens, 2, 3)])

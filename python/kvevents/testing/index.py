@@ -254,14 +254,7 @@ class NaivePrefixIndex:
                     s.unset(_key(h), _scope(event))
             elif isinstance(event, BlockStored):
                 self._store(s, event)
-        # What is known of others counts for whatever waits.
-        for orphan in list(s.orphans):
-            h = _key(orphan.parent_block_hash or 0)
-            found = [o.content[h] for o in self._sources.values() if o is not s and h in o.content]
-            if found and orphan in s.orphans and orphan in events:
-                s.orphans.remove(orphan)
-                s.run(orphan, found[0], 0, None)
-                s.adopt()
+        self._settle()
         if not s.owner:
             for event in events:
                 if isinstance(event, BlockStored | BlockRemoved) and is_shared(event):
@@ -269,6 +262,21 @@ class NaivePrefixIndex:
                     owner = self._sources.setdefault((name, 0, True), _Source(name, 0, True))
                     owner.ttl = s.ttl or owner.ttl
                     self._apply(owner, [event])
+
+    def _settle(self) -> None:
+        """What is known of one source counts for whatever waits in another."""
+        again = True
+        while again:
+            again = False
+            for s in self._sources.values():
+                for orphan in list(s.orphans):
+                    h = _key(orphan.parent_block_hash or 0)
+                    found = [o.content[h] for o in self._sources.values() if o is not s and h in o.content]
+                    if found and orphan in s.orphans:
+                        s.orphans.remove(orphan)
+                        s.run(orphan, found[0], 0, None)
+                        s.adopt()
+                        again = True
 
     def _store(self, s: _Source, event: BlockStored) -> None:
         now = self._clock()

@@ -73,7 +73,7 @@ impl PrefixIndex {
             if directory.find(&id.name, id.rank, id.is_owner).is_some() {
                 return corrupt("a source stands in it twice");
             }
-            let shard = Shard::new(index.seed, bounds, digests, id.is_owner);
+            let shard = Shard::new(index.seed, bounds, digests, id.is_owner, &index.wanted);
             directory.add(id, read_shard(&mut r, shard)?);
         }
         if !r.is_empty() {

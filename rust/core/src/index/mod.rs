@@ -6,6 +6,7 @@
 //! | `tiers.rs` | media folded into tiers by a stated rule |
 //! | `store.rs` | the blocks of one source, found by hash and by content |
 //! | `orphans.rs` | stores that wait for their parent, within a bound |
+//! | `wanted.rs` | parents that orphans of any source wait for |
 //! | `expected.rs` | blocks that a router expects soon |
 //! | `profile.rs` | groups, scopes and tiers of a source; matching as a pure function |
 //! | `shard.rs` | one source: applies events, keeps its digest |
@@ -33,6 +34,7 @@ mod query;
 mod shard;
 mod store;
 mod tiers;
+mod wanted;
 
 pub use content::{ContentKey, Root, block_key};
 pub use counters::{Bounds, Counters};

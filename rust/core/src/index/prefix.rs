@@ -10,6 +10,7 @@ use super::query::Query;
 use super::shard::{Shard, is_shared};
 use super::store::PIECES;
 use super::tiers::Tiers;
+use super::wanted::Wanted;
 use crate::events::{EventData, EventKind, EventList};
 use crate::hash::BlockHash;
 
@@ -55,12 +56,14 @@ pub struct PrefixIndex {
     pub(super) digests: bool,
     pub(super) directory: RwLock<Directory>,
     pub(super) tiers: Mutex<Tiers>,
+    pub(super) wanted: Arc<Wanted>,
 }
 
 impl PrefixIndex {
     /// An empty index. `seed` (secret where prompts are hostile) enters all content keys.
     pub fn new(seed: u64, bounds: Bounds, digests: bool) -> Self {
-        Self { seed, bounds, digests, directory: RwLock::default(), tiers: Mutex::default() }
+        let (directory, tiers, wanted) = (RwLock::default(), Mutex::default(), Arc::default());
+        Self { seed, bounds, digests, directory, tiers, wanted }
     }
 
     /// Names of tiers by number.
@@ -107,7 +110,7 @@ impl PrefixIndex {
         if let Some(source) = directory.find(name, rank, is_owner) {
             return Arc::clone(source);
         }
-        let shard = Shard::new(self.seed, self.bounds, self.digests, is_owner);
+        let shard = Shard::new(self.seed, self.bounds, self.digests, is_owner, &self.wanted);
         directory.add(SourceId { name: name.to_owned(), rank, is_owner }, shard)
     }
 
@@ -134,7 +137,7 @@ impl PrefixIndex {
     /// time.
     pub fn apply(&self, source: usize, seq: Seq, events: &EventList, now: u32) {
         let Some(src) = self.get(source) else { return };
-        let (wanted, ttl) = {
+        let (wanted, told, ttl) = {
             let mut shard = src.write();
             if let Seq::Follows(seq) = seq
                 && seq != shard.last_seq.map_or(0, |last| last.wrapping_add(1))
@@ -145,9 +148,9 @@ impl PrefixIndex {
             if let Seq::Follows(seq) | Seq::At(seq) = seq {
                 shard.last_seq = Some(seq);
             }
-            (shard.apply(events, &self.tiers, now), shard.ttl)
+            (shard.apply(events, &self.tiers, now), std::mem::take(&mut shard.told), shard.ttl)
         };
-        self.resolve(&src, wanted);
+        self.resolve(&src, wanted, told);
         self.apply_shared(&src, events, ttl, now);
     }
 
@@ -169,32 +172,34 @@ impl PrefixIndex {
         // Made aside, so that nobody is asked to wait and nobody sees a half of it.
         fresh.last_seq = last;
         let wanted = fresh.apply(events, &self.tiers, now);
-        let ttl = fresh.ttl;
+        let (told, ttl) = (std::mem::take(&mut fresh.told), fresh.ttl);
         let old = std::mem::replace(&mut *src.write(), fresh);
         drop(old);
-        self.resolve(&src, wanted);
+        self.resolve(&src, wanted, told);
         self.apply_shared(&src, events, ttl, now);
         true
     }
 
-    /// Looks for unknown parents in the other sources: blocks that came by transfer were announced there.
-    fn resolve(&self, src: &Source, mut wanted: Vec<BlockHash>) {
-        if wanted.is_empty() {
-            return;
+    /// Looks for the unknown parents of a source's orphans in the other sources, since blocks that came by
+    /// transfer were announced there; and tells others what they waited for.
+    fn resolve(&self, src: &Source, wanted: Vec<BlockHash>, mut told: Vec<(BlockHash, ContentKey)>) {
+        if !wanted.is_empty() {
+            // Before looking, so that nobody can make one of them known unnoticed in between.
+            self.wanted.add(&wanted, src.number);
+            let others = self.all();
+            told.extend(wanted.into_iter().filter_map(|hash| {
+                let mut others = others.iter().filter(|s| s.number != src.number);
+                let content = others.find_map(|s| s.read().content_of(hash.as_ref()))?;
+                Some((hash, content))
+            }));
         }
-        let mut known: Vec<(BlockHash, ContentKey)> = Vec::new();
-        for other in self.all().iter().filter(|s| s.number != src.number) {
-            let shard = other.read();
-            wanted.retain(|h| match shard.content_of(h.as_ref()) {
-                Some(c) => {
-                    known.push((h.clone(), c));
-                    false
-                }
-                None => true,
-            });
-        }
-        if !known.is_empty() {
-            src.write().adopt(known);
+        // Whatever is taken is not wanted any more, so that this comes to an end.
+        while let Some((hash, content)) = told.pop() {
+            for waiting in self.wanted.take(&hash).into_iter().filter_map(|number| self.get(number)) {
+                let mut shard = waiting.write();
+                shard.adopt(vec![(hash.clone(), content)]);
+                told.append(&mut shard.told);
+            }
         }
     }
 

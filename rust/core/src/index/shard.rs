@@ -9,6 +9,7 @@ use super::orphans::{Orphan, Orphans};
 use super::profile::{Profile, ScopeInfo};
 use super::store::{Id, Layout, Store, mask};
 use super::tiers::Tiers;
+use super::wanted::Wanted;
 use crate::events::{Attrs, EventData, EventKind, EventList, EventView, Tokens};
 use crate::hash::{BlockHash, HashRef};
 use crate::resident::{Digest, KeyWriter};
@@ -27,6 +28,9 @@ pub struct Shard {
     pub(super) digest: Option<Digest>,
     digest_on: bool,
     orphans: Orphans,
+    /// What orphans of all sources wait for, and what became known of it here.
+    wanted: Arc<Wanted>,
+    pub(super) told: Vec<(BlockHash, ContentKey)>,
     pub(super) expected: Expected,
     pub(super) bounds: Bounds,
     /// Whether this stands for the owner of a shared tier, whose blocks count here.
@@ -48,8 +52,8 @@ pub fn is_shared(attrs: &Attrs) -> bool {
 }
 
 impl Shard {
-    /// An empty source. `seed` is the index's.
-    pub fn new(seed: u64, bounds: Bounds, digest: bool, is_owner: bool) -> Self {
+    /// An empty source. `seed` and `wanted` are the index's.
+    pub fn new(seed: u64, bounds: Bounds, digest: bool, is_owner: bool, wanted: &Arc<Wanted>) -> Self {
         Self {
             seed,
             stores: Vec::new(),
@@ -58,6 +62,8 @@ impl Shard {
             digest: Some(Digest::default()),
             digest_on: digest,
             orphans: Orphans::default(),
+            wanted: Arc::clone(wanted),
+            told: Vec::new(),
             expected: Expected::default(),
             bounds,
             is_owner,
@@ -71,7 +77,7 @@ impl Shard {
 
     /// An empty one with the same settings, numbering and counters.
     pub fn emptied(&self) -> Self {
-        let mut new = Self::new(self.seed, self.bounds, self.digest_on, self.is_owner);
+        let mut new = Self::new(self.seed, self.bounds, self.digest_on, self.is_owner, &self.wanted);
         new.ttl = self.ttl;
         new.version = self.version + 1;
         new.counters = self.counters;
@@ -307,6 +313,9 @@ impl Shard {
             if took && self.orphans.want(hash) {
                 adopt.push((hash.to_owned(), content));
             }
+            if took && self.wanted.wants(hash) {
+                self.told.push((hash.to_owned(), content));
+            }
         }
         if !adopt.is_empty() {
             self.adopt(adopt);
@@ -400,6 +409,9 @@ impl Shard {
             }
             if took && self.orphans.want(hash) {
                 known.push((hash.to_owned(), content));
+            }
+            if took && self.wanted.wants(hash) {
+                self.told.push((hash.to_owned(), content));
             }
         }
     }
