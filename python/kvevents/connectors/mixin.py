@@ -73,7 +73,22 @@ class KVEventsMixin:
         if self._kv_recorder is None:
             return None
         events = self._kv_recorder.take()
-        return WorkerKVEvents(events) if len(events) else None
+        if not len(events):
+            return None
+        container, worker = WorkerKVEvents(events), self.kv_events_worker()
+        return container if worker is None else container.tagged(worker)
+
+    def kv_events_worker(self) -> int | None:
+        """Return which worker this is; ``None`` where only the engine's output aggregation knows.
+
+        Taken from the engine's configuration (``parallel_config.rank``). An engine whose aggregation joins
+        the workers' lists without saying whose they are works all the same then.
+        """
+        parallel = getattr(getattr(self, "_vllm_config", None), "parallel_config", None)
+        rank, size = getattr(parallel, "rank", None), getattr(parallel, "world_size", None)
+        if not isinstance(rank, int) or not isinstance(size, int) or rank < 0 or size < 1:
+            return None
+        return rank % size  # ranks of several data-parallel engines may be counted on
 
     # ---------------------------------------------------------------- scheduler half
 

@@ -7,7 +7,7 @@ import logging
 import os
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import msgspec
 import zmq
@@ -55,6 +55,9 @@ class ZmqEventPublisher(EventPublisher):
     refuses to work; the parent's goes on. Dropping the last reference, or exiting without ``shutdown()``,
     ends the threads.
     """
+
+    sender_class: ClassVar[type[Sender]] = Sender
+    """The thread that encodes and sends; an engine's plug-in has one that writes what the engine writes."""
 
     def __init__(  # noqa: PLR0917 - vLLM's positions
         self,
@@ -141,7 +144,7 @@ class ZmqEventPublisher(EventPublisher):
         self._config = msgspec.structs.replace(
             config, endpoint=str(live), replay_endpoint=None if replay is None else str(replay), bind=bind
         )
-        self._sender = Sender(
+        self._sender = self.sender_class(
             config,
             rank,
             outbox=self._outbox,

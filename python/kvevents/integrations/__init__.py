@@ -1,0 +1,1 @@
+"""What plugs this package into others. Each is imported only by the program that it plugs into."""

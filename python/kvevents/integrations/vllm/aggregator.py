@@ -1,0 +1,67 @@
+"""Part ``aggregator``: workers' events are voted on by block and worker, over steps.
+
+``KVOutputAggregator`` keeps everything but the events. The methods are patched, not the name: the executors
+hold the class since their import.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed import kv_events
+from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
+
+from kvevents.aggregate import KVEventAggregator
+from kvevents.integrations.vllm.votes import Rules, Votes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvevents.integrations.vllm.settings import Settings
+
+__all__ = ["install"]
+
+_LMCACHE = "vllm.distributed.kv_transfer.kv_connector.v1.lmcache_connector"
+_stock_aggregate = KVOutputAggregator.aggregate
+_stock_from_connector = KVOutputAggregator.from_connector.__func__
+
+
+def install(_settings: Settings) -> str:
+    """Replace the event part of ``KVOutputAggregator``, and ``KVEventAggregator``."""
+    KVOutputAggregator.aggregate = aggregate
+    KVOutputAggregator.from_connector = classmethod(from_connector)
+    kv_events.KVEventAggregator = KVEventAggregator
+    loaded = sys.modules.get(_LMCACHE)
+    if loaded is not None:  # it holds the name since its import
+        loaded.KVEventAggregator = KVEventAggregator  # type: ignore[attr-defined]
+    return "votes by block and worker, over steps"
+
+
+@functools.wraps(_stock_from_connector)
+def from_connector(cls: Any, connector: Any, world_size: int) -> Any:
+    """vLLM's, and what the connector says about its events."""
+    made = _stock_from_connector(cls, connector, world_size)
+    made._kvevents_votes = Votes(Rules.of(connector))
+    return made
+
+
+@functools.wraps(_stock_aggregate)
+def aggregate(self: Any, outputs: Sequence[Any], output_rank: int = 0) -> Any:
+    """vLLM's, without the events; those are taken out before it and put in after it.
+
+    A worker is its position in ``outputs``. Where vLLM returns ``None``, the events stay for the next step.
+    """
+    votes = self.__dict__.get("_kvevents_votes")
+    if votes is None:
+        votes = self._kvevents_votes = Votes()
+    for worker, output in enumerate(outputs):
+        part = output and output.kv_connector_output
+        if part and part.kv_cache_events is not None:
+            votes.add(worker, part.kv_cache_events)
+            part.kv_cache_events = None
+    result = _stock_aggregate(self, outputs, output_rank)
+    if result is not None:
+        result.kv_connector_output.kv_cache_events = votes.take(len(outputs))
+    return result

@@ -1,0 +1,206 @@
+"""Part ``publisher``: the configuration ``publisher="zmq"`` gets this package's publisher.
+
+The engine's step only appends its batch to a queue. What vLLM itself would write is encoded by vLLM's own
+encoder, on the sender's thread (the measurement is in the decisions); another dialect goes through columns.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from vllm.config.kv_events import KVEventsConfig
+from vllm.distributed import kv_events
+
+from kvevents.errors import PublisherClosedError
+from kvevents.integrations.vllm.names import release
+from kvevents.publish import endpoints
+from kvevents.publish.sender import Sender
+from kvevents.publish.zmq import ZmqEventPublisher
+
+if TYPE_CHECKING:
+    from kvevents.integrations.vllm.settings import Options, Settings
+    from kvevents.publish.base import PublisherStats
+
+__all__ = ["EnginePublisher", "EngineSender", "install"]
+
+log = logging.getLogger("vllm.kvevents")
+
+NATIVE = {"0.32": "vllm-map-0.32", "0.33": "vllm-map-0.33"}
+NO_LIMIT = 2**31 - 1
+"""For vLLM's 0, which means no limit."""
+
+
+def install(settings: Settings) -> str:
+    """Take over the name ``zmq``; returns how it runs, for the log line."""
+    kv_events.EventPublisherFactory._registry["zmq"] = functools.partial(_create, settings.options)
+    options = settings.options
+    full = "a full queue waits, as in vLLM" if options.overflow == "block" else (
+        f"overflow={options.overflow}: never waits, where vLLM's waits on a full queue"
+    )  # fmt: skip
+    return (
+        f"{full}; replay bounded by {options.buffer_bytes >> 20} MiB; dialect {options.dialect or native()}"
+    )
+
+
+def native() -> str:
+    """The dialect that this vLLM writes itself."""
+    import vllm  # noqa: PLC0415
+
+    return NATIVE[release(vllm.__version__)]
+
+
+def _create(options: Options, **config: Any) -> Any:
+    """What the factory calls: ours, or vLLM's own where ours cannot start with this configuration.
+
+    An error that vLLM's own start raises for the same configuration is vLLM's to raise.
+    """
+    try:
+        return EnginePublisher(**config, options=options)
+    except Exception as e:
+        log.warning("kvevents: vLLM's own publisher runs, ours does not start: %s: %s", type(e).__name__, e)
+        return kv_events.ZmqEventPublisher(**config)
+
+
+class EngineSender(Sender):
+    """Sends what vLLM would send, byte for byte, unless another dialect is asked for."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._pack = msgspec.msgpack.Encoder().encode
+        self._native = self._dialect == native()
+
+    def _send_batch(self, seq: int, batch: Any) -> None:
+        payload = self._packed(batch)
+        if payload is None:
+            super()._send_batch(seq, batch)
+            return
+        self._log.append(seq, payload)
+        self._send(seq, payload)
+
+    def _packed(self, batch: Any) -> bytes | None:
+        """``None`` where the columns have to do it: another dialect, or an event that cannot be encoded.
+
+        One such event must not cost the others; through columns they are sorted out one by one.
+        """
+        if not self._native:
+            return None
+        try:
+            return self._pack(batch)
+        except Exception:
+            return None
+
+
+class _Publisher(ZmqEventPublisher):
+    sender_class = EngineSender
+
+
+class EnginePublisher(kv_events.ZmqEventPublisher):  # type: ignore[misc]
+    """vLLM's interface over this package's publisher.
+
+    Arguments, addresses of ranks, the rule of binding and ``get_publisher_config()`` are vLLM's. Numbers,
+    replay, overflow and errors are those of :class:`kvevents.publish.ZmqEventPublisher`; ``stats()`` has its
+    counts. ``publish()`` raises only after ``shutdown()``.
+    """
+
+    def __init__(  # noqa: PLR0917 - vLLM's positions
+        self,
+        data_parallel_rank: int,
+        endpoint: str = "tcp://*:5557",
+        replay_endpoint: str | None = None,
+        buffer_steps: int = 10_000,
+        hwm: int = 100_000,
+        max_queue_size: int = 100_000,
+        topic: str = "",
+        *,
+        options: Options,
+    ) -> None:
+        # Neither sockets nor thread of the class that it stands in for: only its base.
+        kv_events.EventPublisher.__init__(self, data_parallel_rank)
+        mine = self.offset_endpoint_port(endpoint, data_parallel_rank)
+        self.offset_endpoint_port(replay_endpoint, data_parallel_rank)  # raises what vLLM's raises
+        bind = self._is_bind_endpoint(mine) if options.bind is None else options.bind
+        if not bind and options.bind is None:
+            _warn_of_connect(mine)
+        self._ours = _Publisher(
+            data_parallel_rank,
+            _of_this_node(endpoint) or endpoint,
+            _of_this_node(replay_endpoint),
+            buffer_steps,
+            hwm or NO_LIMIT,
+            max_queue_size if max_queue_size > 0 else NO_LIMIT,
+            topic,
+            overflow=options.overflow,
+            buffer_bytes=options.buffer_bytes,
+            dialect=options.dialect or native(),
+            bind=bind,
+        )
+        resolved = self._ours.get_publisher_config()
+        self._resolved = KVEventsConfig(
+            enable_kv_cache_events=True,
+            publisher="zmq",
+            endpoint=resolved.endpoint,
+            replay_endpoint=resolved.replay_endpoint,
+            buffer_steps=buffer_steps,
+            hwm=hwm,
+            max_queue_size=max_queue_size,
+            topic=topic,
+        )
+        self._shut = self._told = False
+        self._queue = self._ours.publish
+        log.info(
+            "kvevents: rank %d publishes at %s (%s), replay at %s, overflow=%s%s",
+            data_parallel_rank, resolved.endpoint, "bound" if bind else "connected",
+            resolved.replay_endpoint or "no address", options.overflow,
+            "" if options.overflow == "block" else " (vLLM's own waits on a full queue)",
+        )  # fmt: skip
+
+    def publish(self, events: Any) -> None:
+        """Queue a batch; the sender's thread encodes and sends it. The engine's step never fails here."""
+        try:
+            self._queue(events)
+        except PublisherClosedError as e:
+            if self._shut:
+                raise
+            if not self._told:
+                self._told = True
+                log.warning("kvevents: events are lost from here on: %s", e)
+
+    def shutdown(self) -> None:
+        """Send what is queued, within vLLM's time limit, and end."""
+        self._shut = True
+        self._ours.shutdown(self.SHUTDOWN_TIMEOUT)
+
+    def get_publisher_config(self) -> Any:
+        """The engine's configuration with this rank's real addresses, which the engine tells its clients."""
+        return self._resolved
+
+    def stats(self) -> PublisherStats:
+        """Counts since the start."""
+        return self._ours.stats()
+
+
+def _of_this_node(endpoint: str | None) -> str | None:
+    """A port that the system chooses, by vLLM's rule: bound to, and reported as, this node's address."""
+    if endpoint != "tcp://*:0":
+        return endpoint
+    ip = kv_events.get_ip()
+    if ip in {"0.0.0.0", "::"}:  # noqa: S104 - compared with
+        raise ValueError("tcp://*:0 needs this node's address; set VLLM_HOST_IP")
+    return f"tcp://[{ip}]:0" if ":" in ip else f"tcp://{ip}:0"
+
+
+def _warn_of_connect(endpoint: str) -> None:
+    try:
+        surprising = endpoints.binds(endpoints.parse(endpoint))
+    except Exception:
+        return  # said when the publisher starts
+    if surprising:
+        log.warning(
+            "kvevents: %s is an address of this machine without a *, so by the rule of vLLM it connects "
+            "to it and the reader has to bind there; write tcp://*:PORT, or set KVEVENTS_VLLM_OPTIONS="
+            "'{\"bind\": true}', to let readers connect",
+            endpoint,
+        )
