@@ -22,10 +22,14 @@ INSTALLED := $(VENV)/.installed
 TOOLS := $(VENV)/.tools
 WHEEL := dist/.built
 ENGINE_SITE := target/engine-site
+KVEVENTS_SHARED ?= ../shared
+KVEVENTS_ENGINE ?= $(HOME)/.cache/kvevents/engine
+VLLM := PYTHONPATH=$(CURDIR)/$(ENGINE_SITE):$(CURDIR)/examples $(KVEVENTS_ENGINE)/bin/python
+TINY := $(KVEVENTS_ENGINE)/share/engine/tiny-llama
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-rust test-py check fmt stubs seam bench bench-smoke bench-rust trace wheel sdist docs fuzz chaos soak \
-	develop clean
+	develop clean demo-vllm test-vllm
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | awk -F ':.*  ## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -126,6 +130,24 @@ chaos: $(INSTALLED) $(TOOLS)  ## the long runs of the property, concurrency and 
 soak: $(INSTALLED)  ## the main job for long
 	$(VENV)/bin/kvevents demo --requests $${REQUESTS:-100000} $(ARGS)
 
+# ------------------------------------------------------------------ inside a real vLLM
+
+$(KVEVENTS_ENGINE)/bin/python:
+	@echo "setting up vLLM for CPU in $(KVEVENTS_ENGINE): 2.6 GB, 4.5 GB while installing (KVEVENTS_ENGINE=DIR for an environment that is there)"
+	bash $(KVEVENTS_SHARED)/engine/setup_engine.sh $(KVEVENTS_ENGINE)
+
+$(ENGINE_SITE)/.installed: $(INSTALLED)
+	@rm -rf $(ENGINE_SITE)
+	$(PIP) install --no-deps --target $(ENGINE_SITE) dist/*.whl
+	@touch $@
+
+demo-vllm: $(ENGINE_SITE)/.installed | $(KVEVENTS_ENGINE)/bin/python  ## a real engine, two workers, two tiers, and a reader that must hold the same
+	$(VLLM) examples/vllm_demo.py --model $(TINY) --logs target $(ARGS)
+
+test-vllm: $(ENGINE_SITE)/.installed | $(KVEVENTS_ENGINE)/bin/python  ## vLLM's own tests with and without the plug-in; ONLY="events connectors" the groups
+	$(VLLM) -m pytest -q -c /dev/null --rootdir . --confcutdir tests/vllm_plugin -p no:cacheprovider tests/vllm_plugin
+	$(VLLM) tests/vllm_plugin/compare_suites.py $(KVEVENTS_ENGINE) $(KVEVENTS_SHARED)/engine $(ENGINE_SITE) target/vllm-tests $(ONLY)
+
 # ------------------------------------------------------------------ figures and docs
 
 bench: $(INSTALLED) $(TOOLS)  ## the tables that the docs quote; ONLY=pool one concept, ENGINE=DIR beside a real vLLM
@@ -134,6 +156,7 @@ ifeq ($(ENGINE),)
 else
 	@rm -rf $(ENGINE_SITE)
 	$(PIP) install --no-deps --target $(ENGINE_SITE) dist/*.whl
+	@touch $(ENGINE_SITE)/.installed
 	PYTHONPATH=$(ENGINE_SITE) $(ENGINE)/bin/python -m benches $(if $(ONLY),--only $(ONLY)) $(ARGS)
 endif
 

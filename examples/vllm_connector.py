@@ -9,12 +9,10 @@ workers; with ``PYTHONPATH=examples``:
             "kv_connector_module_path": "vllm_connector", "kv_connector_extra_config": {"cpu_blocks": 4096}}'
 
 One KV cache group. The scheduler half decides (slots, the oldest first to go), the worker halves copy.
-``record_to`` names a file prefix: each worker writes there, as one line a step, what its memory holds.
 """
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -82,7 +80,6 @@ class CpuTierConnector(KVEventsMixin, KVConnectorBase_V1, SupportsHMA):  # type:
         # worker half
         self.layers: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.held: dict[int, Any] = {}
-        self.record_to: str | None = extra.get("record_to")
 
     # ------------------------------------------------------------ worker half
 
@@ -127,11 +124,6 @@ class CpuTierConnector(KVEventsMixin, KVConnectorBase_V1, SupportsHMA):  # type:
             )
             self.kv_events.complete(ticket)
             self.held[store.slot] = store.block_hash
-        if stores and self.record_to:
-            rank = self._vllm_config.parallel_config.rank
-            with open(f"{self.record_to}-{rank}.jsonl", "a", encoding="utf-8") as ledger:  # noqa: PTH123
-                held = [h if isinstance(h, int) else h.hex() for h in self.held.values()]
-                print(json.dumps({"medium": self.medium, "held": held}), file=ledger, flush=True)
 
     # ------------------------------------------------------------ scheduler half
 

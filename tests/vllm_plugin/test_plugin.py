@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -124,3 +126,15 @@ def test_good_options_are_taken():
     text = '{"overflow": "block", "dialect": "vllm-map-0.33", "buffer_bytes": 5, "bind": true}'
     options = settings.read({"KVEVENTS_VLLM_OPTIONS": text}, pytest.fail).options
     assert options == settings.Options("block", "every_copy", "vllm-map-0.33", 5, True)
+
+
+def test_the_docs_list_every_name_that_is_used():
+    from kvevents.integrations.vllm.names import NAMES
+
+    text = (Path(__file__).resolve().parents[2] / "docs" / "vllm.md").read_text()
+    rows = {
+        tuple(re.findall(r"`([^`]+)`", line))
+        for line in text.splitlines()
+        if re.match(r"\| `\w+` \| `vllm", line)
+    }
+    assert rows == {(part, f"{n.module}.{n.path}") for part, names in NAMES.items() for n in names}
