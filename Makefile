@@ -29,7 +29,7 @@ TINY := $(KVEVENTS_ENGINE)/share/engine/tiny-llama
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-rust test-py check fmt stubs seam bench bench-smoke bench-rust trace wheel sdist docs fuzz chaos soak \
-	develop clean demo-vllm test-vllm
+	develop clean demo-vllm test-vllm bench-vllm
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | awk -F ':.*  ## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -147,6 +147,9 @@ demo-vllm: $(ENGINE_SITE)/.installed | $(KVEVENTS_ENGINE)/bin/python  ## a real 
 test-vllm: $(ENGINE_SITE)/.installed | $(KVEVENTS_ENGINE)/bin/python  ## vLLM's own tests with and without the plug-in; ONLY="events connectors" the groups
 	$(VLLM) -m pytest -q -c /dev/null --rootdir . --confcutdir tests/vllm_plugin -p no:cacheprovider tests/vllm_plugin
 	$(VLLM) tests/vllm_plugin/compare_suites.py $(KVEVENTS_ENGINE) $(KVEVENTS_SHARED)/engine $(ENGINE_SITE) target/vllm-tests $(ONLY)
+
+bench-vllm: $(ENGINE_SITE)/.installed | $(KVEVENTS_ENGINE)/bin/python  ## figures inside a vLLM environment, stock against the plug-in
+	$(VLLM) benches/vllm_engine.py $(ARGS)
 
 # ------------------------------------------------------------------ figures and docs
 

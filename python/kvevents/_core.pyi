@@ -359,6 +359,12 @@ class Mirror:
     def record(self, seq: int, events: EventList | Sequence[KVCacheEvent]) -> None:
         """Apply batch `seq`. `EventError` or `EventTypeError` before anything changed."""
 
+    def record_payload(self, seq: int, payload: bytes) -> bool:
+        """Apply batch `seq` from its payload, without the interpreter lock.
+
+        `False`, and the mirror is no longer `known`, if any of it cannot be read.
+        """
+
     def advance(self, seq: int) -> None:
         """Number `seq` holds nothing."""
 

@@ -180,3 +180,23 @@ def test_no_limit_is_written_as_in_vllm(engine):
     with publisher(engine, max_queue_size=0, hwm=0) as pub:
         assert type(pub).__name__ == "EnginePublisher"
         assert pub.get_publisher_config().max_queue_size == 0
+
+
+def test_a_snapshot_holds_what_vllms_structs_said(engine):
+    engine.register()
+    with publisher(engine, replay_endpoint="tcp://*:0") as pub:
+        with reader(pub.get_publisher_config().endpoint) as socket:
+            events = [stored(engine, 1), stored(engine, 2), engine.events.BlockRemoved([1], "GPU")]
+            send_until_heard(engine, pub, socket, events)
+        expected = kvevents.ResidentSet([kvevents.BlockStored([2], None, [1, 2], 2, None, "GPU", None)])
+        mirror = pub.stats().mirror
+        assert mirror.blocks == 1
+        assert pub._ours._mirror.digest()[1] == expected.digest()
+
+
+def test_events_that_cannot_be_read_back_leave_no_wrong_snapshot(engine):
+    engine.register()
+    with publisher(engine, replay_endpoint="tcp://*:0") as pub:
+        with reader(pub.get_publisher_config().endpoint) as socket:
+            send_until_heard(engine, pub, socket, [stored(engine, "text")])
+        assert pub._ours._mirror.digest() is None

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use kvevents_core::codec::{EncodeOptions, Timestamp};
+use kvevents_core::codec::{self, EncodeOptions, Timestamp};
 use kvevents_core::events::EventList;
 use kvevents_core::publish::{Mirror, SnapshotStep};
 use pyo3::prelude::*;
@@ -62,6 +62,23 @@ impl PyMirror {
         let events = extract_events(events)?;
         py.detach(|| self.record_batch(seq, &events, &[]));
         Ok(())
+    }
+
+    /// Reading, too, without the interpreter lock, however small the payload is.
+    fn record_payload(&self, py: Python<'_>, seq: u64, payload: &Bound<'_, PyBytes>) -> bool {
+        let bytes = payload.as_bytes();
+        py.detach(|| match codec::decode(bytes, false) {
+            Ok(decoded) if decoded.events.skipped().is_empty() => {
+                self.record_batch(seq, &decoded.events, &[]);
+                true
+            }
+            _ => {
+                let mut mirror = self.lock();
+                mirror.lose();
+                mirror.advance(seq);
+                false
+            }
+        })
     }
 
     fn advance(&self, py: Python<'_>, seq: u64) {

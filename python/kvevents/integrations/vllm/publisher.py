@@ -14,15 +14,13 @@ import msgspec
 from vllm.config.kv_events import KVEventsConfig
 from vllm.distributed import kv_events
 
-from kvevents._core import decode_batch
-from kvevents.errors import KVEventsError, PublisherClosedError
+from kvevents.errors import PublisherClosedError
 from kvevents.integrations.vllm.names import release
 from kvevents.publish import endpoints
 from kvevents.publish.sender import Sender
 from kvevents.publish.zmq import ZmqEventPublisher
 
 if TYPE_CHECKING:
-    from kvevents._core import Mirror
     from kvevents.integrations.vllm.settings import Options, Settings
     from kvevents.publish.base import PublisherStats
 
@@ -81,23 +79,9 @@ class EngineSender(Sender):
             return
         self._log.append(seq, payload)
         if self._mirror is not None:
-            self._reflect(self._mirror, seq, payload)
+            # From the very bytes that readers get: reading them back needs no interpreter lock.
+            self._mirror.record_payload(seq, payload)
         self._send(seq, payload)
-
-    @staticmethod
-    def _reflect(mirror: Mirror, seq: int, payload: bytes) -> None:
-        """What a snapshot will hold, from the very bytes that readers get.
-
-        Reading them back takes the interpreter lock for less time than reading vLLM's Structs.
-        """
-        try:
-            _, _, events = decode_batch(payload)
-            if events.skipped:
-                mirror.lose()
-            mirror.record(seq, events)
-        except KVEventsError:  # nothing that this package knows: what it means for a cache is not known
-            mirror.lose()
-            mirror.advance(seq)
 
     def _packed(self, batch: Any) -> bytes | None:
         """``None`` where the columns have to do it: another dialect, or an event that cannot be encoded.
