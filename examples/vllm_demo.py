@@ -23,6 +23,8 @@ from typing import Any
 TIERS = {"CPU": 20, "STORAGE": 30}
 """Medium and blocks of each tier."""
 GPU_BLOCKS = 24
+SILENCE_S = 8.0
+"""After the last request: so long nothing may have come before the stream counts as read."""
 BLOCK = 32
 
 
@@ -110,6 +112,8 @@ def serve(model: str, port: int, tp: int, requests: int) -> None:
             "kv_connector_extra_config": {"connectors": children},
         },
     )
+    print("ready", flush=True)
+    sys.stdin.readline()  # the reader says when it listens
     outputs = []
     for prompt in prompts(requests):
         sampling = vllm.SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
@@ -163,6 +167,7 @@ def run(options: argparse.Namespace, name: str, port: int, *, plugged: bool) -> 
             "DO_NOT_TRACK": "1", "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         }  # fmt: skip
         env.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+        env["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"
         env["VLLM_PLUGINS"] = "kvevents" if plugged else ""
         if options.tp == 1:
             env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -171,26 +176,19 @@ def run(options: argparse.Namespace, name: str, port: int, *, plugged: bool) -> 
         start = time.monotonic()
         source = Source(f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{port + 1000}")
         with (
-            Path(f"{options.logs}/{name}.log").open("w", encoding="utf-8") as log,
-            Subscriber([source]) as subscriber,
+            Path(f"{options.logs}/vllm-{name}.log").open("w", encoding="utf-8") as log,
             subprocess.Popen(
                 command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
             ) as engine,
         ):
+            assert engine.stdin is not None
             assert engine.stdout is not None
-            os.set_blocking(engine.stdout.fileno(), False)
-            last = time.monotonic()
-            served = False
-            while not served or time.monotonic() - last < 3:
-                item = subscriber.poll(timeout=0.1)
-                if item is not None:
-                    seen.take(item)
-                    last = time.monotonic()
-                if not served:
-                    served = "served" in (engine.stdout.readline() or "")
-                    last = time.monotonic() if served else last
-                if engine.poll() is not None:
-                    sys.exit(f"{name}: the engine ended early, see {log.name}")
+            _wait_for("ready", engine.stdout, log.name)
+            with Subscriber([source]) as subscriber:
+                _read(subscriber, seen, until=lambda: subscriber.stats()[0].connected)
+                print("go", file=engine.stdin, flush=True)
+                _wait_for("served", engine.stdout, log.name)
+                _read(subscriber, seen, silence_s=SILENCE_S)
             engine.communicate("done\n", timeout=120)
         for medium in TIERS:
             ledgers = [set(json.loads(p.read_text())) for p in sorted(Path(ledger).glob(f"{medium}-?"))]
@@ -208,6 +206,23 @@ def run(options: argparse.Namespace, name: str, port: int, *, plugged: bool) -> 
         )
         print(f"  {medium:<8} engine {len(truth):>3} blocks, reader {len(held):>3}: {same}")
     return seen
+
+
+def _wait_for(word: str, lines: Any, log: str) -> None:
+    for line in lines:
+        if line.strip() == word:
+            return
+    sys.exit(f"the engine ended early, see {log}")
+
+
+def _read(subscriber: Any, seen: Seen, *, until: Any = lambda: False, silence_s: float = 60.0) -> None:
+    """Take items until there is reason to stop, or none has come for so long."""
+    last = time.monotonic()
+    while not until() and time.monotonic() - last < silence_s:
+        item = subscriber.poll(timeout=0.1)
+        if item is not None:
+            seen.take(item)
+            last = time.monotonic()
 
 
 def main() -> int:
