@@ -93,7 +93,7 @@ class CpuTierConnector(KVEventsMixin, KVConnectorBase_V1, SupportsHMA):  # type:
             blocks = cache.new_empty((self.size, *cache.shape[1:]), device="cpu")
             self.layers.append((cache, blocks))
 
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ARG002
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Before the step: blocks of the tier that this step builds on."""
         for slot, block_id in self._get_connector_metadata().loads:
             for cache, blocks in self.layers:
@@ -198,7 +198,7 @@ class CpuTierConnector(KVEventsMixin, KVConnectorBase_V1, SupportsHMA):  # type:
                 )
             )
 
-    def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, None]:  # noqa: ARG002
+    def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, None]:
         """Everything was copied within the steps: the blocks may go."""
         self.running.pop(request.request_id, None)
         return False, None
