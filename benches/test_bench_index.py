@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -228,8 +229,6 @@ def find_many() -> float:
 
 def _snapshot(blocks: int, width: int) -> list[EventList]:
     """Stores of so many blocks, in pieces, made without a Python object a block where that matters."""
-    import random
-
     rng = random.Random(7)
     pieces = []
     per_event = 512
@@ -243,7 +242,6 @@ def _snapshot(blocks: int, width: int) -> list[EventList]:
             )
             ids = array("I", rng.randbytes(per_event * 4 * 4))
             events.append(BlockStored(hashes, None, ids.tolist(), 4, None, "GPU", None, group_idx=0))
-            del start
         pieces.append(EventList(events))
     return pieces
 
@@ -258,10 +256,7 @@ def memory(width: int) -> None:
     index = PrefixIndex()
     index.apply_events("w", 0, _snapshot(512, width)[0])
     gc.collect()
-    blocks = before = 0
-    before = _rss()
-    import random
-
+    blocks, before = 0, _rss()
     rng = random.Random(7)
     per = 512
     while blocks < LARGE:
