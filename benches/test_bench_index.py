@@ -234,7 +234,7 @@ def _snapshot(blocks: int, width: int) -> list[EventList]:
     per_event = 512
     for first in range(0, blocks, per_event * 16):
         events = []
-        for start in range(first, min(blocks, first + per_event * 16), per_event):
+        for _ in range(first, min(blocks, first + per_event * 16), per_event):
             hashes: list[Any] = (
                 [rng.getrandbits(64) for _ in range(per_event)]
                 if width == 8
