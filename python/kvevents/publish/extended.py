@@ -26,6 +26,7 @@ MAX_ID = 64
 MAX_PIECES = 16
 """Pieces of a snapshot that one request may ask for."""
 NO_ID = None
+_NO_MIRROR = ("no_mirror", "this publisher keeps no mirror: no snapshots, no digests")
 _MIRROR_LOST = (
     "mirror_lost",
     "more batches were dropped than could wait for the mirror; it is known again after a clear",
@@ -158,23 +159,27 @@ class Extended:
         return self._answer("digest", request, seq=resume_seq - 1 if resume_seq else None, digest=digest)
 
     def _snapshot(self, request: Any, fields: dict[str, Any]) -> Job:
-        self._known()
         snapshots = self._snapshots
         if snapshots is None:
-            raise RequestError("no_mirror", "this publisher makes no snapshots")
+            raise RequestError(*_NO_MIRROR)
         first = _number(fields, "piece", 0)
         count = _number(fields, "count", 1)
         if not 1 <= count <= MAX_PIECES:
             raise RequestError("bad_request", f"count: {count} (1 to {MAX_PIECES} pieces)")
+
+        def gone() -> Frames:
+            reason = f"there is no piece {first} of such a snapshot (any more); begin a new one"
+            return self.refusal("gone", reason, request)
+
+        def head(snapshot: Snapshot) -> dict[str, Any]:
+            return self._snapshot_head(request, snapshot)
+
         if fields.get("resume_seq") is not None:
-            wanted = _number(fields, "resume_seq")
-            snapshot = snapshots.get(wanted)
-            # ``more`` is said when the next piece is there, so nobody needs to ask for one that is not.
-            if snapshot is None or first >= max(1, len(snapshot.pieces)):
-                raise RequestError(
-                    "gone", f"there is no piece {first} of a snapshot at {wanted}; begin a new one"
-                )
-            return SendSnapshot(lambda: snapshot, first, count, lambda s: self._snapshot_head(request, s))
+            snapshot = snapshots.get(_number(fields, "resume_seq"))
+            if snapshot is None:
+                return Answer(gone(), error=True)
+            return SendSnapshot(lambda: snapshot, first, count, head, gone)
+        self._known()
         if first:
             raise RequestError("bad_request", "piece: say of which snapshot, by resume_seq")
         at_least = _number(fields, "at_least", 0)
@@ -185,13 +190,13 @@ class Extended:
                 return found
             return self.refusal(*_MIRROR_LOST, request)
 
-        return SendSnapshot(find, 0, count, lambda s: self._snapshot_head(request, s))
+        return SendSnapshot(find, 0, count, head, gone)
 
     # ------------------------------------------------------------ parts
 
     def _known(self) -> Mirror:
         if self._mirror is None:
-            raise RequestError("no_mirror", "this publisher keeps no mirror: no snapshots, no digests")
+            raise RequestError(*_NO_MIRROR)
         if not self._mirror.known:
             raise RequestError(*_MIRROR_LOST)
         return self._mirror

@@ -143,13 +143,18 @@ class SendSnapshot(Job):
         first: int,
         count: int,
         head: Callable[[Snapshot], dict[str, Any]],
+        gone: Callable[[], Frames],
     ) -> None:
-        """``find`` gives the snapshot, a last answer instead of one, or ``None`` to be asked again."""
+        """``find`` gives the snapshot, a last answer instead of one, or ``None`` to be asked again.
+
+        ``gone`` is the answer to who asks for more pieces than there are.
+        """
         self._find = find
         self._snapshot: Snapshot | None = None
         self._next = first
         self._end = first + count
         self._head = head
+        self._gone = gone
 
     def messages(self, limit: int) -> list[Frames]:  # noqa: ARG002 - one piece is a turn
         """The next piece, once it is made."""
@@ -164,10 +169,12 @@ class SendSnapshot(Job):
         # That a piece is the last is known only when all are made.
         if snapshot is None or (at + 1 >= len(snapshot.pieces) and not snapshot.done):
             return []
+        snapshot.touch()
         more = at + 1 < len(snapshot.pieces)
         if not more:
             self._end = at + 1
-        snapshot.touch()
+        if at >= len(snapshot.pieces):
+            return [self._gone()]
         return [
             (b"", EXTENDED, pack(self._head(snapshot) | {"piece": at, "more": more}), snapshot.pieces[at])
         ]

@@ -37,6 +37,11 @@ impl PyMirror {
 
     /// The sender's part of `append_encoded`; without the interpreter lock.
     pub(crate) fn record_batch(&self, seq: u64, events: &EventList, except: &[usize]) {
+        // Nobody else is there, almost always.
+        if let Ok(mut mirror) = self.inner.try_lock() {
+            mirror.record(seq, events, except);
+            return;
+        }
         let asked = Instant::now();
         let mut mirror = self.lock();
         let waited = u64::try_from(asked.elapsed().as_nanos()).unwrap_or(u64::MAX);

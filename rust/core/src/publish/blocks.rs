@@ -74,6 +74,12 @@ pub(super) struct RareParts {
     pub tokens: Option<Box<[u8]>>,
 }
 
+impl RareParts {
+    pub fn is_empty(&self) -> bool {
+        self.parent.is_none() && self.extra.is_none() && self.tokens.is_none()
+    }
+}
+
 /// A block that is being added.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NewBlock<'a> {
@@ -166,6 +172,13 @@ pub(super) struct Probe {
     tag: u32,
 }
 
+/// An empty place of the table.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Vacancy {
+    at: usize,
+    tag: u32,
+}
+
 impl Blocks {
     pub fn new(scope: Scope, kind: Kind) -> Self {
         Self {
@@ -212,22 +225,18 @@ impl Blocks {
         out.clear();
         let width = self.kind.width();
         let seed = self.seed;
-        let mut add = |digest: u128| {
+        let writer = &mut self.writer;
+        let mut look = |hash: HashRef<'_>| {
+            let digest = writer.digest(hash);
             let mixed = (digest as u64 ^ (digest >> 64) as u64).wrapping_mul(seed);
-            out.push(Probe { digest, tag: (mixed >> 32) as u32 });
+            Probe { digest, tag: (mixed >> 32) as u32 }
         };
         match self.kind {
-            Kind::Bytes(0) => add(self.writer.digest(HashRef::Bytes(&[]))),
-            Kind::Bytes(_) => {
-                for h in hashes.chunks_exact(width) {
-                    add(self.writer.digest(HashRef::Bytes(h)));
-                }
-            }
-            Kind::Int => {
-                for h in hashes.chunks_exact(8) {
-                    add(self.writer.digest(HashRef::Uint(le_u64(h))));
-                }
-            }
+            Kind::Bytes(0) => out.push(look(HashRef::Bytes(&[]))),
+            // The usual width, with a length that the compiler knows.
+            Kind::Bytes(32) => out.extend(hashes.as_chunks::<32>().0.iter().map(|h| look(HashRef::Bytes(h)))),
+            Kind::Bytes(_) => out.extend(hashes.chunks_exact(width).map(|h| look(HashRef::Bytes(h)))),
+            Kind::Int => out.extend(hashes.chunks_exact(8).map(|h| look(HashRef::Uint(le_u64(h))))),
         }
         let mut fetched = 0;
         for p in &*out {
@@ -251,7 +260,7 @@ impl Blocks {
     /// The block with this hash.
     #[inline]
     pub fn find(&self, probe: Probe, hash: &[u8]) -> Option<u32> {
-        self.position(probe, hash).map(|at| self.table[at] as u32)
+        self.position(probe, hash).ok().map(|at| self.table[at] as u32)
     }
 
     /// The block with this hash, by the hash alone.
@@ -260,17 +269,24 @@ impl Blocks {
         self.find(scratch[0], hash)
     }
 
+    /// Where a block is to go, if it is not there.
     #[inline]
-    fn position(&self, probe: Probe, hash: &[u8]) -> Option<usize> {
+    pub fn vacancy(&self, probe: Probe, hash: &[u8]) -> Option<Vacancy> {
+        self.position(probe, hash).err().map(|at| Vacancy { at, tag: probe.tag })
+    }
+
+    /// Place of the block's entry in the table, or the empty place where it would be.
+    #[inline]
+    fn position(&self, probe: Probe, hash: &[u8]) -> Result<usize, usize> {
         let mask = self.table.len() - 1;
         let mut at = (probe.tag >> self.shift) as usize;
         loop {
             let entry = self.table[at];
             if entry == EMPTY {
-                return None;
+                return Err(at);
             }
-            if (entry >> 32) as u32 == probe.tag && self.hash_of(entry as u32) == hash {
-                return Some(at);
+            if (entry >> 32) as u32 == probe.tag && same(self.hash_of(entry as u32), hash) {
+                return Ok(at);
             }
             at = (at + 1) & mask;
         }
@@ -329,9 +345,9 @@ impl Blocks {
         self.arenas[arena].chained
     }
 
-    /// Adds a block that is not there, for which [`Self::reserve`] made room.
+    /// Adds a block where [`Self::vacancy`] said, after [`Self::reserve`] and before anything else changes.
     #[inline]
-    pub fn insert(&mut self, probe: Probe, arena: usize, generation: u32, block: NewBlock<'_>) -> u32 {
+    pub fn insert(&mut self, vacancy: Vacancy, arena: usize, generation: u32, block: NewBlock<'_>) -> u32 {
         let words = self.words;
         let a = &mut self.arenas[arena];
         let slot = a.take();
@@ -349,7 +365,7 @@ impl Blocks {
             copy_words(tokens, block.tokens);
         }
         let address = (arena as u32) << SLOT_BITS | slot;
-        self.put(u64::from(probe.tag) << 32 | u64::from(address));
+        self.table[vacancy.at] = u64::from(vacancy.tag) << 32 | u64::from(address);
         self.live += 1;
         address
     }
@@ -361,7 +377,7 @@ impl Blocks {
 
     /// Takes a block out and says which attributes it had.
     pub fn remove(&mut self, probe: Probe, hash: &[u8]) -> Option<u32> {
-        let mut hole = self.position(probe, hash)?;
+        let mut hole = self.position(probe, hash).ok()?;
         let address = self.table[hole] as u32;
         let mask = self.table.len() - 1;
         let mut at = hole;
@@ -474,5 +490,13 @@ fn copy_bytes(to: &mut [u32], from: &[u8]) {
     match (<&mut [u8; 32]>::try_from(&mut *to), <&[u8; 32]>::try_from(from)) {
         (Ok(to), Ok(from)) => *to = *from,
         _ => to[..from.len()].copy_from_slice(from),
+    }
+}
+
+#[inline]
+fn same(a: &[u8], b: &[u8]) -> bool {
+    match (<&[u8; 32]>::try_from(a), <&[u8; 32]>::try_from(b)) {
+        (Ok(a), Ok(b)) => a == b,
+        _ => a == b,
     }
 }

@@ -256,9 +256,9 @@ impl Mirror {
             blocks.probe(group, &mut self.probes);
             for (i, &probe) in self.probes.iter().enumerate() {
                 let hash = &group[i * width..(i + 1) * width];
-                if blocks.find(probe, hash).is_none() {
+                if let Some(vacancy) = blocks.vacancy(probe, hash) {
                     let new = NewBlock { hash, parent: None, tokens: &[], flags, attrs };
-                    blocks.insert(probe, arena, self.generation, new);
+                    blocks.insert(vacancy, arena, self.generation, new);
                     self.digest.add(probe.digest);
                     stored += 1;
                 }
@@ -306,17 +306,21 @@ impl Mirror {
             blocks.probe(group, &mut self.probes);
             for &probe in &self.probes {
                 let hash = &hashes[index * width..][..width];
-                let mut rare = RareParts::default();
-                if !plain {
-                    rare.extra = extra.take(1).filter(|e| **e != [0xc0]).map(Into::into);
-                    rare.tokens = wide.take(size).map(Into::into);
-                }
-                if blocks.find(probe, hash).is_none() {
+                let mut rare = if plain {
+                    None
+                } else {
+                    Some(RareParts {
+                        parent: None,
+                        extra: extra.take(1).filter(|e| **e != [0xc0]).map(Into::into),
+                        tokens: wide.take(size).map(Into::into),
+                    })
+                };
+                if let Some(vacancy) = blocks.vacancy(probe, hash) {
                     let parent = match (index, &first) {
                         (0, ParentBytes::None) => None,
                         (0, ParentBytes::Inline(b)) => Some(*b),
                         (0, ParentBytes::Other(h)) => {
-                            rare.parent = Some(h.to_owned());
+                            rare.get_or_insert_default().parent = Some(h.to_owned());
                             None
                         }
                         _ => Some(&hashes[(index - 1) * width..][..width]),
@@ -324,8 +328,8 @@ impl Mirror {
                     let flags = base | if parent.is_some() { flag::PARENT } else { 0 };
                     let tokens = &tokens[index * step..(index + 1) * step];
                     let new = NewBlock { hash, parent, tokens, flags, attrs };
-                    let address = blocks.insert(probe, arena, self.generation, new);
-                    if rare.extra.is_some() || rare.tokens.is_some() || rare.parent.is_some() {
+                    let address = blocks.insert(vacancy, arena, self.generation, new);
+                    if let Some(rare) = rare.filter(|r| !r.is_empty()) {
                         blocks.set_rare(address, rare);
                     }
                     self.digest.add(probe.digest);
