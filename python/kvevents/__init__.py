@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         ZmqEventPublisher,
     )
     from kvevents.sinks import EventSink, EventSinkFactory
-    from kvevents.subscribe import Source, Subscriber
+    from kvevents.subscribe import AsyncSubscriber, FileSources, Source, Subscriber
 
 __all__ = [
     "DIALECTS",
@@ -51,6 +51,7 @@ __all__ = [
     "Aggregator",
     "AggregatorStats",
     "AllBlocksCleared",
+    "AsyncSubscriber",
     "BlockHashes",
     "BlockIds",
     "BlockPool",
@@ -64,6 +65,7 @@ __all__ = [
     "EventSink",
     "EventSinkFactory",
     "ExternalBlockHash",
+    "FileSources",
     "KVCacheEvent",
     "KVCacheGroup",
     "KVEventAggregator",
@@ -105,6 +107,8 @@ if BUILD_PROFILE != "release":
 
 # Names whose modules import pyzmq, or that few programs use: imported when they are first asked for.
 _LAZY = {
+    "AsyncSubscriber": "kvevents.subscribe",
+    "FileSources": "kvevents.subscribe",
     "EventSink": "kvevents.sinks",
     "EventSinkFactory": "kvevents.sinks",
     "KVEventCollector": "kvevents.collector",

@@ -12,12 +12,16 @@ from kvevents.subscribe.items import Batch, Gap, Item, Reset, Snapshot
 from kvevents.subscribe.sequence import Limits
 
 if TYPE_CHECKING:
+    from kvevents.subscribe.aio import AsyncSubscriber
+    from kvevents.subscribe.files import FileSources
     from kvevents.subscribe.session import SourceStats, Timing
     from kvevents.subscribe.source import Source
     from kvevents.subscribe.zmq import Subscriber
 
 __all__ = [
+    "AsyncSubscriber",
     "Batch",
+    "FileSources",
     "Gap",
     "Item",
     "Limits",
@@ -29,7 +33,14 @@ __all__ = [
     "Timing",
 ]
 
-_LAZY = {"Source": "source", "SourceStats": "session", "Subscriber": "zmq", "Timing": "session"}
+_LAZY = {
+    "AsyncSubscriber": "aio",
+    "FileSources": "files",
+    "Source": "source",
+    "SourceStats": "session",
+    "Subscriber": "zmq",
+    "Timing": "session",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -10,12 +10,13 @@ import socket
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from kvevents.errors import ConfigError, EndpointInUseError, ForkError
+from kvevents.errors import ConfigError, EndpointInUseError, ForkError, KVEventsError
+from kvevents.subscribe.files import FileSources
 from kvevents.subscribe.log import RateLimitedLog
 from kvevents.subscribe.sequence import Limits
 from kvevents.subscribe.session import Session, SourceStats, Timing
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from kvevents.subscribe.items import Item
 
-__all__ = ["SourceStats", "Subscriber", "Timing"]
+__all__ = ["Driver", "SourceStats", "Subscriber", "Timing"]
 
 _ROUND = 256
 """Messages of one socket that are taken before the others get their turn."""
@@ -45,42 +46,26 @@ class _Wires:
         self.request: object = None
 
 
-class Subscriber:
-    """Reads one or several publishers and yields what happened, in order and without silent loss.
+class _Watch:
+    """A file of sources, and what it said when it was last read."""
 
-    For each source every sequence number of a publisher's life comes exactly once: as a
-    :class:`~kvevents.subscribe.Batch`, or inside a :class:`~kvevents.subscribe.Gap` when nothing can bring
-    it back. A :class:`~kvevents.subscribe.Reset` comes before the first batch of a new life. Missing batches
-    are asked of the replay socket; batches that arrive meanwhile are held and follow in order. After a
-    silence, and after each new connection, the replay socket is asked too, since the loss of the last
-    message cannot be seen otherwise and since a publisher may have been restarted.
+    def __init__(self, file: FileSources) -> None:
+        self.file = file
+        self.sources: list[Source] = []
+        self.due = 0.0
 
-    All work is done in the thread that iterates (or calls :meth:`poll`), one at a time; nothing runs in the
-    background. :meth:`close` and :meth:`stats` may be called from any thread. Iteration ends when the
-    subscriber is closed. Use it as a context manager.
 
-    Memory is bounded: ``hwm`` messages a socket inside ZeroMQ, ``limits.hold_batches`` and
-    ``limits.hold_bytes`` a source during a repair, and the items of one round.
+class Driver:
+    """Sockets and sessions of all sources, and what is done in one round; a subclass waits for rounds.
 
-    :param sources: addresses or :class:`Source` objects; each gets a socket of its own.
-    :param decode: ``False``: batches carry their bytes (``payload``) and are not decoded.
-    :param keep_payload: batches carry their bytes too.
-    :param hwm: messages that ZeroMQ queues for a reader that is slow, on each socket; what is beyond is lost
-    and
-        then repaired.
-    :param max_replays: replays that run at the same time over all sources.
-    :param max_message_bytes: a larger message ends the connection that brings it.
-    :param timing: what is waited for, and how long.
-    :param limits: bounds of each source's memory and patience.
-    :param context: of pyzmq, for ``inproc`` endpoints; it is left open.
-    :param seed: of the jitter, for repeatable tests.
-    :raises ConfigError: no sources, two of one name, or an address that cannot be.
-    :raises EndpointInUseError: a source with ``bind`` cannot have its address.
+    See :class:`Subscriber` for the parameters.
     """
+
+    _new_poller: type[zmq.Poller] = zmq.Poller
 
     def __init__(
         self,
-        sources: str | Source | Iterable[str | Source],
+        sources: str | Source | FileSources | Iterable[str | Source | FileSources],
         *,
         decode: bool = True,
         keep_payload: bool = False,
@@ -106,15 +91,19 @@ class Subscriber:
             if given is not None and not isinstance(given, kind):
                 raise ConfigError(f"{name}: a {kind.__name__} was expected, saw {given!r}")
         try:
-            listed = [sources] if isinstance(sources, (str, Source)) else list(sources)
+            listed = [sources] if isinstance(sources, (str, Source, FileSources)) else list(sources)
         except TypeError:
             raise ConfigError(
-                f"sources: addresses or Source objects were expected, saw {sources!r}"
+                f"sources: addresses, Source or FileSources objects were expected, saw {sources!r}"
             ) from None
-        wanted = [s if isinstance(s, Source) else Source(s) for s in listed]
-        names = [s.label for s in wanted]
-        if not wanted:
+        if not listed:
             raise ConfigError("a subscriber needs at least one source")
+        self._watches = [_Watch(s) for s in listed if isinstance(s, FileSources)]
+        wanted = [s if isinstance(s, Source) else Source(s) for s in listed if not isinstance(s, FileSources)]
+        for watch in self._watches:
+            watch.sources = watch.file.read()
+            wanted += watch.sources
+        names = [s.label for s in wanted]
         if twice := {n for n in names if names.count(n) > 1}:
             raise ConfigError(f"two sources are named {', '.join(map(repr, sorted(twice)))}; give them names")
         self._pid = os.getpid()
@@ -123,83 +112,84 @@ class Subscriber:
         self._max_replays = max_replays
         self._max_message = max_message_bytes
         self._lock = threading.RLock()
+        # Who holds no lock and wants one, between two rounds of the thread that iterates.
+        self._turn = threading.Condition(self._lock)
+        self._claims: deque[None] = deque()
         self._closing = False
         self._closed = False
         self._items: deque[Item] = deque()
         self._own_context = context is None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context() if context is None else context
-        self._poller = zmq.Poller()
+        self._poller = self._new_poller()
         self._wake, self._woken = socket.socketpair()
+        self._wake.setblocking(False)
         self._woken.setblocking(False)
         self._poller.register(self._woken, zmq.POLLIN)
         self._wires: dict[zmq.Socket[bytes], _Wires] = {}
         self._all: list[_Wires] = []
+        self._log = RateLimitedLog("kvevents.subscribe", self._clock)
         rng = random.Random(seed)  # noqa: S311 - jitter
-        log = RateLimitedLog("kvevents.subscribe", self._clock)
+
+        def session(source: Source) -> Session:
+            return Session(
+                source,
+                timing=timing or Timing(),
+                limits=limits or Limits(),
+                rng=rng,
+                log=self._log,
+                decode_batches=decode,
+                keep_payload=keep_payload,
+            )
+
+        self._new_session = session
         try:
             for source in wanted:
-                session = Session(
-                    source,
-                    timing=timing or Timing(),
-                    limits=limits or Limits(),
-                    rng=rng,
-                    log=log,
-                    decode_batches=decode,
-                    keep_payload=keep_payload,
-                )
-                self._open(session)
+                self._open(session(source))
         except BaseException:
-            self.close()
+            self._shut()
             raise
 
     # ------------------------------------------------------------ what users call
-
-    def poll(self, timeout: float | None = None) -> Item | None:
-        """The next item; ``None`` after ``timeout`` seconds (``None``: wait for ever) or when closed."""
-        self._check_fork()
-        with self._lock:
-            end = math.inf if timeout is None else self._clock() + timeout
-            while not self._items or self._closing:
-                if self._closing:
-                    return None
-                now = self._clock()
-                self._start_replays(now)
-                self._round(min([end, *(w.session.deadline(now) for w in self._all)]) - now)
-                if self._clock() >= end and not self._items:
-                    return None
-            return self._items.popleft()
-
-    def run(self, callback: Callable[[Item], object]) -> None:
-        """Call ``callback`` with every item until the subscriber is closed, in the calling thread.
-
-        What the callback raises ends the loop and is raised here; the subscriber stays usable.
-        """
-        for item in self:
-            callback(item)
-
-    def __iter__(self) -> Iterator[Item]:
-        return self
-
-    def __next__(self) -> Item:
-        item = self.poll()
-        if item is None:
-            raise StopIteration
-        return item
 
     def stats(self) -> list[SourceStats]:
         """The state of every source, in the given order. Never waits for the iterating thread."""
         now = self._clock()
         return [w.session.snapshot(now) for w in self._all]
 
+    def add_source(self, source: str | Source) -> None:
+        """Read one more publisher from now on. From any thread, also while another one iterates.
+
+        :raises ConfigError: a source of this name is read already, or the subscriber is closed.
+        :raises EndpointInUseError: a source with ``bind`` cannot have its address.
+        """
+        added = source if isinstance(source, Source) else Source(source)
+        with self._between_rounds():
+            self._add(added)
+
+    def remove_source(self, name: str) -> None:
+        """Read a source no longer, and forget its state: nothing of it is yielded after this returns.
+
+        From any thread, also while another one iterates. What a
+        :class:`~kvevents.subscribe.FileSources` lists is opened again when the file changes.
+
+        :raises ConfigError: no source has this name, or the subscriber is closed.
+        """
+        with self._between_rounds():
+            self._remove(name)
+
     def topic(self, name: str) -> bytes:
         """The topic that the source of this name was heard with last; empty before anything was heard.
 
-        :raises KeyError: there is no such source.
+        :raises ConfigError: there is no such source.
         """
+        return self._named(name).session.topic
+
+    def _named(self, name: str) -> _Wires:
         for w in self._all:
             if w.session.name == name:
-                return w.session.topic
-        raise KeyError(name)
+                return w
+        there = ", ".join(repr(w.session.name) for w in self._all[:10])
+        raise ConfigError(f"no source is named {name!r}; there are: {there or 'none'}")
 
     @property
     def endpoints(self) -> list[str]:
@@ -207,35 +197,81 @@ class Subscriber:
         with self._lock:
             return [w.live.getsockopt_string(zmq.LAST_ENDPOINT) for w in self._all if not self._closed]
 
-    def close(self) -> None:
-        """End: iteration stops, sockets are closed. May be called again, and from any thread."""
-        if self._pid != os.getpid():
-            # The sockets belong to the parent; closing them here would break its connections.
-            return
-        self._closing = True
+    # ------------------------------------------------------------ sources that come and go
+
+    @contextlib.contextmanager
+    def _between_rounds(self) -> Iterator[None]:
+        self._check_fork()
+        self._claims.append(None)
+        self._wake_up()
+        with self._turn:
+            try:
+                if self._closing:
+                    raise ConfigError("the subscriber is closed; make another one")
+                yield
+            finally:
+                self._claims.pop()
+                self._turn.notify_all()
+
+    def _wake_up(self) -> None:
+        # Where the pipe is full it is going to wake up anyway; where it is closed nobody waits.
         with contextlib.suppress(OSError):
             self._wake.send(b"x")
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            for wires in self._all:
-                self._end_replay(wires)
-                wires.live.disable_monitor()
-                wires.monitor.close(linger=0)
-                wires.live.close(linger=0)
-            self._wake.close()
-            self._woken.close()
-            if self._own_context:
-                self._context.term()
 
-    def __enter__(self) -> Self:
-        return self
+    def _add(self, source: Source) -> None:
+        if any(w.session.name == source.label for w in self._all):
+            raise ConfigError(f"a source is named {source.label!r} already; give the new one a name")
+        self._open(self._new_session(source))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def _remove(self, name: str) -> None:
+        wires = self._named(name)
+        self._items = deque(i for i in self._items if i.source != name)
+        for watch in self._watches:
+            watch.sources = [s for s in watch.sources if s.label != name]
+        self._forget(wires)
+
+    def _forget(self, wires: _Wires) -> None:
+        self._all = [w for w in self._all if w is not wires]
+        sockets = [s for s, w in self._wires.items() if w is wires]
+        for s in sockets:
+            del self._wires[s]
+            self._poller.unregister(s)
+        self._discard(wires, sockets)
+
+    def _discard(self, wires: _Wires, sockets: list[zmq.Socket[bytes]]) -> None:
+        wires.live.disable_monitor()
+        for s in sockets:
+            s.close(linger=0)
+
+    def _look_at_files(self, now: float) -> None:
+        for watch in self._watches:
+            if now < watch.due:
+                continue
+            watch.due = now + watch.file.every_s
+            try:
+                if not watch.file.changed():
+                    continue
+                wanted = watch.file.read()
+            except (ConfigError, OSError) as e:
+                self._log.warning(str(watch.file.path), "sources", "the sources stay as they are: %s", e)
+                continue
+            self._follow(watch, wanted)
+
+    def _follow(self, watch: _Watch, wanted: list[Source]) -> None:
+        """From the sources of a file as it was to those as it is; what did not change is not touched."""
+        left = [s for s in watch.sources if s not in wanted]
+        came = [s for s in wanted if s not in watch.sources]
+        for source in left:
+            self._remove(source.label)
+        for source in list(came):
+            try:
+                self._add(source)
+            except KVEventsError as e:
+                came.remove(source)
+                self._log.warning(source.label, "sources", "this source cannot be read: %s", e)
+        watch.sources += came
+        if watch.file.on_change is not None and (left or came):
+            watch.file.on_change(came, left)
 
     # ------------------------------------------------------------ sockets
 
@@ -261,7 +297,8 @@ class Subscriber:
         live = self._socket(zmq.SUB)
         monitor = live.get_monitor_socket(_EVENTS)
         wires = _Wires(session, live, monitor)
-        self._all.append(wires)
+        # A new list: statistics are read by other threads.
+        self._all = [*self._all, wires]
         for s in (live, monitor):
             self._wires[s] = wires
             self._poller.register(s, zmq.POLLIN)
@@ -272,6 +309,7 @@ class Subscriber:
             else:
                 live.connect(source.endpoint)
         except zmq.ZMQError as e:
+            self._forget(wires)
             if e.errno == zmq.EADDRINUSE:
                 raise EndpointInUseError(
                     f"{source.endpoint} is in use: does another reader listen there?"
@@ -313,18 +351,47 @@ class Subscriber:
 
     # ------------------------------------------------------------ one round
 
-    def _round(self, wait_s: float) -> None:
-        wait_ms = -1 if wait_s == math.inf else math.ceil(max(0.0, wait_s) * 1000)
-        ready = [s for s, _ in self._poller.poll(wait_ms)]
-        if self._closing:
-            return
-        touched = {id(w): w for s in ready if (w := self._wires.get(s)) is not None}
+    def _begin(self, end: float) -> int:
+        """What is due now; how many milliseconds to wait for the sockets (-1: without end)."""
+        now = self._clock()
+        self._look_at_files(now)
+        self._start_replays(now)
+        due = [end, *(w.session.deadline(now) for w in self._all), *(w.due for w in self._watches)]
+        wait_s = min(due) - now
+        return -1 if wait_s == math.inf else math.ceil(max(0.0, wait_s) * 1000)
+
+    def _handle(self, ready: list[tuple[Any, int]]) -> None:
+        """What the sockets have, and what time has brought."""
+        touched: dict[int, _Wires] = {}
+        for s, _ in ready:
+            wires = self._wires.get(s)
+            if wires is not None:
+                touched[id(wires)] = wires
+            elif s == self._woken.fileno() or s is self._woken:
+                with contextlib.suppress(BlockingIOError):
+                    self._woken.recv(256)
         for wires in touched.values():
             self._read(wires)
         now = self._clock()
         for wires in self._all:
             if now >= wires.session.deadline(now):
                 self._items.extend(wires.session.tick(now))
+
+    def _shut(self) -> None:
+        """Close everything; the caller holds the lock."""
+        self._closing = True
+        if self._closed:
+            return
+        self._closed = True
+        for wires in self._all:
+            self._end_replay(wires)
+            wires.live.disable_monitor()
+            wires.monitor.close(linger=0)
+            wires.live.close(linger=0)
+        self._wake.close()
+        self._woken.close()
+        if self._own_context:
+            self._context.term()
 
     def _read(self, wires: _Wires) -> None:
         session, items = wires.session, self._items
@@ -355,6 +422,95 @@ class Subscriber:
                 f"this Subscriber belongs to process {self._pid}, this is its fork {os.getpid()}: "
                 "make one after the fork"
             )
+
+
+class Subscriber(Driver):
+    """Reads one or several publishers and yields what happened, in order and without silent loss.
+
+    For each source every sequence number of a publisher's life comes exactly once: as a
+    :class:`~kvevents.subscribe.Batch`, or inside a :class:`~kvevents.subscribe.Gap` when nothing can bring
+    it back. A :class:`~kvevents.subscribe.Reset` comes before the first batch of a new life. Missing batches
+    are asked of the replay socket; batches that arrive meanwhile are held and follow in order. After a
+    silence, and after each new connection, the replay socket is asked too, since the loss of the last
+    message cannot be seen otherwise and since a publisher may have been restarted.
+
+    All work is done in the thread that iterates (or calls :meth:`poll`), one at a time; nothing runs in the
+    background. :meth:`close`, :meth:`stats`, :meth:`add_source` and :meth:`remove_source` may be called from
+    any thread. Iteration ends when the subscriber is closed. Use it as a context manager.
+
+    Memory is bounded: ``hwm`` messages a socket inside ZeroMQ, ``limits.hold_batches`` and
+    ``limits.hold_bytes`` a source during a repair, and the items of one round.
+
+    :param sources: addresses, :class:`Source` objects (each gets a socket of its own) or
+        :class:`FileSources`, which are looked at again and again.
+    :param decode: ``False``: batches carry their bytes (``payload``) and are not decoded.
+    :param keep_payload: batches carry their bytes too.
+    :param hwm: messages that ZeroMQ queues for a reader that is slow, on each socket; what is beyond is lost
+    and
+        then repaired.
+    :param max_replays: replays that run at the same time over all sources.
+    :param max_message_bytes: a larger message ends the connection that brings it.
+    :param timing: what is waited for, and how long.
+    :param limits: bounds of each source's memory and patience.
+    :param context: of pyzmq, for ``inproc`` endpoints; it is left open.
+    :param seed: of the jitter, for repeatable tests.
+    :raises ConfigError: no sources, two of one name, or an address that cannot be.
+    :raises EndpointInUseError: a source with ``bind`` cannot have its address.
+    """
+
+    def poll(self, timeout: float | None = None) -> Item | None:
+        """The next item; ``None`` after ``timeout`` seconds (``None``: wait for ever) or when closed."""
+        self._check_fork()
+        with self._turn:
+            end = math.inf if timeout is None else self._clock() + timeout
+            while not self._items or self._closing or self._claims:
+                if self._closing:
+                    return None
+                if self._claims:
+                    self._turn.wait()
+                    continue
+                ready = self._poller.poll(self._begin(end))
+                if self._closing:
+                    return None
+                self._handle(ready)
+                if self._clock() >= end and not self._items:
+                    return None
+            return self._items.popleft()
+
+    def run(self, callback: Callable[[Item], object]) -> None:
+        """Call ``callback`` with every item until the subscriber is closed, in the calling thread.
+
+        What the callback raises ends the loop and is raised here; the subscriber stays usable.
+        """
+        for item in self:
+            callback(item)
+
+    def __iter__(self) -> Iterator[Item]:
+        return self
+
+    def __next__(self) -> Item:
+        item = self.poll()
+        if item is None:
+            raise StopIteration
+        return item
+
+    def close(self) -> None:
+        """End: iteration stops, sockets are closed. May be called again, and from any thread."""
+        if self._pid != os.getpid():
+            # The sockets belong to the parent; closing them here would break its connections.
+            return
+        self._closing = True
+        self._wake_up()
+        with self._lock:
+            self._shut()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 def _take(s: zmq.Socket[bytes]) -> list[list[bytes]]:
