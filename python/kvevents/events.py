@@ -10,12 +10,15 @@ Names, fields and order follow ``vllm.distributed.kv_events`` of vLLM 0.33. Adde
 
 from __future__ import annotations
 
+import base64
+import binascii
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
 from kvevents._core import EventList
+from kvevents.errors import PickleError
 
 __all__ = [
     "MEDIUM_CPU",
@@ -187,10 +190,15 @@ def enc_hook(obj: Any) -> Any:
 
 
 def dec_hook(expected: type, obj: Any) -> Any:
-    """For msgspec decoders: the inverse of :func:`enc_hook`; also takes a list of event maps."""
+    """For msgspec decoders of any format: the inverse of :func:`enc_hook`; also takes event maps."""
     if expected is EventList:
         if isinstance(obj, (bytes, bytearray, memoryview)):
             return EventList.from_bytes(bytes(obj))
+        if isinstance(obj, str):  # what the text formats make of bytes
+            try:
+                return EventList.from_bytes(base64.b64decode(obj, validate=True))
+            except binascii.Error as e:
+                raise PickleError(f"not a valid pickled EventList: {e}") from e
         return EventList(msgspec.convert(obj, list[BlockStored | BlockRemoved | AllBlocksCleared]))
     msg = f"objects of type {expected.__name__} are not supported"
     raise NotImplementedError(msg)

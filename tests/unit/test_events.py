@@ -508,3 +508,22 @@ def test_arguments_beyond_the_obvious_are_keyword_only() -> None:
             events.with_origin(worker=worker)
     largest = events.with_origin(worker=2**32 - 1)
     assert pickle.loads(pickle.dumps(largest)).origin(0) == (None, 2**32 - 1)
+
+
+@pytest.mark.parametrize("form", [msgspec.msgpack, msgspec.json])
+def test_a_batch_travels_inside_anybodys_struct_in_any_format(form):
+    class Output(msgspec.Struct):
+        batch: KVEventBatch
+
+    batch = KVEventBatch(1.5, EventList([BlockRemoved([1, -1, b"x" * 32], "GPU")]), 3)
+    data = form.encode(Output(batch), enc_hook=kvevents.enc_hook)
+    assert form.decode(data, type=Output, dec_hook=kvevents.dec_hook).batch == batch
+    assert (
+        form.decode(form.encode({"batch": [1, []]}), type=Output, dec_hook=kvevents.dec_hook).batch.events
+        == []
+    )
+
+
+def test_text_that_is_no_list_of_events_is_refused():
+    with pytest.raises(errors.PickleError, match="EventList"):
+        kvevents.dec_hook(EventList, "no base64!")

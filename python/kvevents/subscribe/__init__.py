@@ -9,11 +9,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from kvevents.subscribe.items import Batch, Gap, Item, Reset, Snapshot
-from kvevents.subscribe.sequence import Limits
 
 if TYPE_CHECKING:
     from kvevents.subscribe.aio import AsyncSubscriber
     from kvevents.subscribe.files import FileSources
+    from kvevents.subscribe.sequence import Limits
     from kvevents.subscribe.session import SourceStats, Timing
     from kvevents.subscribe.source import Source
     from kvevents.subscribe.zmq import Subscriber
@@ -36,6 +36,7 @@ __all__ = [
 _LAZY = {
     "AsyncSubscriber": "aio",
     "FileSources": "files",
+    "Limits": "sequence",
     "Source": "source",
     "SourceStats": "session",
     "Subscriber": "zmq",
@@ -44,7 +45,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    """Names whose modules import pyzmq."""
+    """Names whose modules import pyzmq, or take long to import."""
     module = _LAZY.get(name)
     if module is None:
         raise AttributeError(f"module 'kvevents.subscribe' has no attribute {name!r}")
