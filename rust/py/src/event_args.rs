@@ -1,5 +1,6 @@
 //! The fields of an event as the arguments of a call: for queues and recorders.
 
+use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -37,8 +38,11 @@ enum AnyHashes {
     Mixed(Vec<OwnedHash>),
 }
 
-fn read_any(obj: &Bound<'_, PyAny>, range: Option<Range<usize>>) -> PyResult<AnyHashes> {
-    let mut column = raw::HashColumn::default();
+fn read_any(
+    obj: &Bound<'_, PyAny>,
+    range: Option<Range<usize>>,
+    mut column: raw::HashColumn,
+) -> PyResult<AnyHashes> {
     if matches!(raw::read_hashes(obj, range.clone(), 32, &mut column), Ok(Ok(()))) && !column.negative {
         return Ok(AnyHashes::Column(column));
     }
@@ -65,17 +69,41 @@ fn as_ref(h: &OwnedHash) -> HashRef<'_> {
 }
 
 impl AnyHashes {
-    fn with<T>(&self, f: impl FnOnce(usize, Hashes<'_>) -> T) -> T {
+    fn len(&self) -> usize {
         match self {
-            Self::Column(c) if c.width == 0 => f(c.ints.len(), Hashes::Uint(&c.ints)),
-            Self::Column(c) => f(c.len(), Hashes::Bytes { width: c.width, data: &c.bytes }),
+            Self::Column(c) => c.len(),
+            Self::Mixed(v) => v.len(),
+        }
+    }
+
+    fn first(&self) -> Option<HashRef<'_>> {
+        match self {
+            Self::Column(c) if c.width == 0 => c.ints.first().map(|v| HashRef::Uint(*v)),
+            Self::Column(c) => c.bytes.get(..c.width).map(HashRef::Bytes),
+            Self::Mixed(v) => v.first().map(as_ref),
+        }
+    }
+
+    /// All hashes from the `from`th on.
+    fn with<T>(&self, from: usize, f: impl FnOnce(Hashes<'_>) -> T) -> T {
+        match self {
+            Self::Column(c) if c.width == 0 => f(Hashes::Uint(&c.ints[from..])),
+            Self::Column(c) => f(Hashes::Bytes { width: c.width, data: &c.bytes[from * c.width..] }),
             Self::Mixed(v) => {
-                let refs: Vec<HashRef<'_>> = v.iter().map(as_ref).collect();
-                f(refs.len(), Hashes::Mixed(&refs))
+                let refs: Vec<HashRef<'_>> = v[from..].iter().map(as_ref).collect();
+                f(Hashes::Mixed(&refs))
             }
         }
     }
 }
+
+thread_local! {
+    /// Buffers of the last call: a store is read into memory that is warm.
+    static SPARE: Cell<(Vec<u32>, raw::HashColumn)> = Cell::default();
+}
+
+/// Buffers larger than this are given back.
+const SPARE_TOKENS: usize = 1 << 16;
 
 pub fn read_metadata(metadata: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Vec<u8>>> {
     let Some(m) = metadata else { return Ok(None) };
@@ -91,6 +119,8 @@ pub fn read_metadata(metadata: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Vec
 /// The fields of a store, read from Python and owned.
 pub struct Stored {
     hashes: AnyHashes,
+    /// Whether the first of the hashes is no block of the store but its parent.
+    parent_first: bool,
     parent: Option<OwnedHash>,
     tokens: Vec<u32>,
     extra: Option<Vec<u8>>,
@@ -113,21 +143,17 @@ impl Stored {
     pub fn read(lists: &StoredLists<'_, '_>, attrs: Attrs) -> PyResult<Self> {
         let size = attrs.block_size as usize;
         let blocks = lists.blocks.clone();
-        let hashes = read_any(lists.block_hashes, blocks.clone())?;
-        let parent_of_range = blocks.as_ref().map_or(0, |b| b.start).checked_sub(1);
-        let parent = match parent_of_range {
-            // The run begins inside the lists: its parent is the block before it there.
-            Some(before) => {
-                let column = read_any(lists.block_hashes, Some(before..before + 1))?;
-                column.with(|n, hashes| (n == 1).then(|| first_owned(hashes)).flatten())
-            }
-            None => lists
-                .parent_block_hash
-                .map(|p| raw::read_hash(p).map_err(|what| bad("parent_block_hash", &what)))
-                .transpose()?,
+        let (mut tokens, column) = SPARE.take();
+        tokens.clear();
+        // The run begins inside the lists: its parent is the block before it there.
+        let parent_first = blocks.as_ref().is_some_and(|b| b.start > 0 && b.start < b.end);
+        let with_parent = blocks.clone().map(|b| b.start - usize::from(parent_first)..b.end);
+        let hashes = read_any(lists.block_hashes, with_parent, column)?;
+        let parent = match lists.parent_block_hash.filter(|_| !parent_first) {
+            Some(p) => Some(raw::read_hash(p).map_err(|what| bad("parent_block_hash", &what))?),
+            None => None,
         };
         let span = blocks.as_ref().map(|b| b.start.saturating_mul(size)..b.end.saturating_mul(size));
-        let mut tokens = Vec::new();
         let read = raw::read_u32s(lists.token_ids, span, &mut tokens);
         element("token_ids", "0 to 2^32-1", lists.token_ids, read)?;
         let extra = match lists.extra_keys.filter(|k| !k.is_none()) {
@@ -146,13 +172,13 @@ impl Stored {
             }
         };
         let metadata = read_metadata(lists.metadata)?;
-        let stored = Self { hashes, parent, tokens, extra, metadata, attrs };
+        let stored = Self { hashes, parent_first, parent, tokens, extra, metadata, attrs };
         stored.check()?;
         Ok(stored)
     }
 
     fn check(&self) -> PyResult<()> {
-        let n = self.hashes.with(|n, _| n);
+        let n = self.hashes.len().saturating_sub(usize::from(self.parent_first));
         let (size, have) = (self.attrs.block_size, self.tokens.len());
         if n == 0 {
             return Err(bad("block_hashes", "at least one hash was expected, saw none"));
@@ -180,10 +206,11 @@ impl Stored {
             Some(raw) if nil(raw) => ExtraKeys::AllNil,
             Some(raw) => ExtraKeys::Raw(raw),
         };
-        self.hashes.with(|_, hashes| {
+        let parent = self.parent.as_ref().map(as_ref);
+        self.hashes.with(usize::from(self.parent_first), |hashes| {
             let parts = StoredParts {
                 hashes,
-                parent: self.parent.as_ref().map(as_ref),
+                parent: if self.parent_first { self.hashes.first() } else { parent },
                 tokens: Tokens::Plain(&self.tokens),
                 extra_keys,
                 lookahead: None,
@@ -194,17 +221,15 @@ impl Stored {
     }
 }
 
-fn first_owned(hashes: Hashes<'_>) -> Option<OwnedHash> {
-    Some(match hashes {
-        Hashes::Uint(v) => OwnedHash::Uint(*v.first()?),
-        Hashes::Bytes { width, data } => OwnedHash::Bytes(data.get(..width)?.to_vec()),
-        Hashes::Mixed(v) => match *v.first()? {
-            HashRef::Uint(h) => OwnedHash::Uint(h),
-            HashRef::Int(h) => OwnedHash::Int(h),
-            HashRef::Bytes(b) => OwnedHash::Bytes(b.to_vec()),
-        },
-        _ => return None,
-    })
+impl Drop for Stored {
+    fn drop(&mut self) {
+        if self.tokens.capacity() > SPARE_TOKENS {
+            return;
+        }
+        if let AnyHashes::Column(column) = &mut self.hashes {
+            SPARE.set((std::mem::take(&mut self.tokens), std::mem::take(column)));
+        }
+    }
 }
 
 /// The fields of a removal.
@@ -221,8 +246,8 @@ impl Removed {
         metadata: Option<&Bound<'_, PyAny>>,
         attrs: Attrs,
     ) -> PyResult<Self> {
-        let hashes = read_any(block_hashes, None)?;
-        if hashes.with(|n, _| n) == 0 {
+        let hashes = read_any(block_hashes, None, raw::HashColumn::default())?;
+        if hashes.len() == 0 {
             return Err(bad("block_hashes", "at least one hash was expected, saw none"));
         }
         Ok(Self { hashes, metadata: read_metadata(metadata)?, attrs })
@@ -231,7 +256,7 @@ impl Removed {
     /// Hands the fields to the core.
     pub fn with<T>(&self, f: impl FnOnce(&Attrs, Hashes<'_>, &CommonParts<'_>) -> T) -> T {
         let common = CommonParts { metadata: self.metadata.as_deref(), other: None };
-        self.hashes.with(|_, hashes| f(&self.attrs, hashes, &common))
+        self.hashes.with(0, |hashes| f(&self.attrs, hashes, &common))
     }
 }
 

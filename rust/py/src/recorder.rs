@@ -1,7 +1,7 @@
 //! `KVEventRecorder`: what a connector's worker half records; see `_core.pyi`.
 
 use std::ffi::CString;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use kvevents_core::events::{Attrs, CommonParts, EventData, EventList, Hashes};
 use kvevents_core::record::{Done, Medium, Recorder, read_medium};
@@ -46,7 +46,14 @@ struct Tier(Option<Arc<str>>);
 
 impl Tier {
     fn cpu() -> Self {
-        Self(text(Some("CPU")))
+        Self::named("CPU")
+    }
+
+    /// The usual names are shared: a store allocates nothing for them.
+    fn named(name: &str) -> Self {
+        static USUAL: LazyLock<[Arc<str>; 3]> = LazyLock::new(|| ["CPU", "STORAGE", "GPU"].map(Arc::from));
+        let usual = USUAL.iter().find(|usual| &***usual == name);
+        Self(Some(usual.cloned().unwrap_or_else(|| Arc::from(name))))
     }
 }
 
@@ -65,14 +72,14 @@ impl<'py> FromPyObject<'_, 'py> for Tier {
         };
         let name = name.to_cow()?;
         match read_medium(&name).map_err(|e| record_error(&e))? {
-            Medium::Canonical(name) => Ok(Self(text(Some(name)))),
+            Medium::Canonical(name) => Ok(Self::named(name)),
             Medium::Means(tier) => {
                 let message =
                     format!("medium {name:?} is announced as {tier:?}; give the tier's name in upper case");
                 let py = medium.py();
                 let category = py.get_type::<PyUserWarning>();
                 PyErr::warn(py, &category, &CString::new(message)?, 1)?;
-                Ok(Self(text(Some(tier))))
+                Ok(Self::named(tier))
             }
         }
     }

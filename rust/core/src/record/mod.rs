@@ -26,11 +26,16 @@ pub enum Done<'a> {
     At(&'a [u32]),
 }
 
+/// Finished stores whose memory is kept, and how large one may be.
+const SPARE: usize = 16;
+const SPARE_BYTES: usize = 1 << 18;
+
 /// See the module. Bounded as [`EventQueue`] is; stores that wait are bounded by `max_open`.
 #[derive(Clone, Debug)]
 pub struct Recorder {
     queue: EventQueue,
     open: HashMap<u64, EventData, RandomState>,
+    spare: Vec<EventData>,
     max_open: usize,
     next: u64,
 }
@@ -38,7 +43,13 @@ pub struct Recorder {
 impl Recorder {
     /// Nothing recorded yet.
     pub fn new(max_events: usize, max_open: usize) -> Self {
-        Self { queue: EventQueue::new(max_events), open: HashMap::default(), max_open, next: 0 }
+        Self {
+            queue: EventQueue::new(max_events),
+            open: HashMap::default(),
+            spare: Vec::new(),
+            max_open,
+            next: 0,
+        }
     }
 
     /// The events that wait to be taken.
@@ -59,7 +70,7 @@ impl Recorder {
         if self.open.len() >= self.max_open {
             return Err(RecordError::TooMany { open: self.open.len() });
         }
-        let mut data = EventData::new();
+        let mut data = self.spare.pop().unwrap_or_default();
         let id = data.intern(attrs);
         data.push_stored(id, parts)?;
         let ticket = self.next;
@@ -99,7 +110,16 @@ impl Recorder {
                 }
             }
         }
+        self.recycle(data);
         Ok(())
+    }
+
+    /// Keeps the memory of a finished store for the next ones.
+    fn recycle(&mut self, mut data: EventData) {
+        if self.spare.len() < SPARE && data.nbytes() < SPARE_BYTES {
+            data.clear();
+            self.spare.push(data);
+        }
     }
 
     fn push_blocks(&mut self, data: &EventData, blocks: std::ops::Range<usize>) -> Result<(), RecordError> {
@@ -116,7 +136,9 @@ impl Recorder {
     /// # Errors
     /// [`RecordError::Ticket`] for a ticket that is not open.
     pub fn fail(&mut self, ticket: u64) -> Result<(), RecordError> {
-        self.open.remove(&ticket).map(|_| ()).ok_or(RecordError::Ticket { ticket })
+        let data = self.open.remove(&ticket).ok_or(RecordError::Ticket { ticket })?;
+        self.recycle(data);
+        Ok(())
     }
 
     /// Everything since the last call.
