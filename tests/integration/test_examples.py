@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-# Examples that need a peer, each with the test that gives it one.
-WITH_PEER = {"kve1_client.py": "tests/integration/test_extended.py"}
+# Examples that need a peer or an engine, each with what gives it one.
+WITH_PEER = {"kve1_client.py": "tests/integration/test_extended.py", "vllm_demo.py": "make demo-vllm"}
 # A file without a main part is a module that another one imports.
 EXAMPLES = sorted(
     p for p in (ROOT / "examples").glob("*.py") if p.name not in WITH_PEER and "__main__" in p.read_text()
