@@ -12,7 +12,7 @@ import pytest
 from kvevents.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = ["demo", "simulate", "tail", "record", "replay", "conform"]
+COMMANDS = ["demo", "simulate", "tail", "index", "record", "replay", "conform"]
 
 
 def test_every_command_and_every_option_has_help(capsys):

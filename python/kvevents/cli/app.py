@@ -16,6 +16,7 @@ from kvevents.cli.conform import conform
 from kvevents.cli.demo import demo
 from kvevents.cli.doctor import doctor
 from kvevents.cli.exits import EXIT_ENVIRONMENT, EXIT_INTERRUPTED, EXIT_USAGE, Failure, say
+from kvevents.cli.index import index
 from kvevents.cli.record import record
 from kvevents.cli.replay import replay
 from kvevents.cli.simulate import simulate
@@ -51,7 +52,7 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-for _command in (demo, simulate, tail, record, replay, conform, doctor):
+for _command in (demo, simulate, tail, index, record, replay, conform, doctor):
     app.command()(_interruptible(_command))
 
 # Typer carries its own copy of click (older versions import click), so the base class of its errors has
