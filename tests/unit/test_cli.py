@@ -110,3 +110,11 @@ def test_python_dash_m_is_the_same_command():
     )
     assert done.returncode == 3
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "args", [["--rule", "2"], ["--same-medium"], ["--workers", "2", "--rule", "3"], ["--workers", "0"]]
+)
+def test_workers_that_cannot_be_are_usage(args, capsys):
+    assert main(["demo", *args]) == 2
+    assert capsys.readouterr().out == ""

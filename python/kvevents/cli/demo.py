@@ -14,6 +14,7 @@ from rich.table import Table
 from kvevents.cli.exits import EXIT_DIFFERENT
 from kvevents.demo import DemoOptions, DemoResult, run_demo
 from kvevents.demo.options import LinkRates, WorkerOptions
+from kvevents.errors import ConfigError
 from kvevents.simulate import read_trace
 
 if TYPE_CHECKING:
@@ -107,6 +108,8 @@ def demo(
         behind = WorkerOptions(
             workers=workers or 4, connectors=connectors or 1, same_medium=same_medium, rule=rule
         )
+    elif same_medium or rule != "all":
+        raise ConfigError("--same-medium and --rule are about workers and connectors: give --workers")
     if trace is None:
         requests = requests or (GENERATED if behind is None else WITH_WORKERS)
     else:
