@@ -77,7 +77,9 @@ def work(as_buffer: bool) -> Work:
     return Work(ours, theirs, STORES, check)
 
 
-@compare("one 16-block store, begin and complete, token ids as list", per="store", floor=1, aim=2, against=AGAINST)
+@compare(
+    "one 16-block store, begin and complete, token ids as list", per="store", floor=1, aim=2, against=AGAINST
+)
 def store_of_lists() -> Work:
     """256 ids in a Python list, hashes in a list of bytes."""
     return work(as_buffer=False)
