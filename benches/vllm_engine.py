@@ -12,7 +12,6 @@ import argparse
 import gc
 import pickle
 import statistics
-import threading
 import time
 
 import vllm
@@ -55,39 +54,6 @@ def publish(make, percentile):
         time.sleep(0.002)
     publisher.shutdown()
     return sorted(times)[int(len(times) * percentile)] / 1000
-
-
-def lost_progress(make):
-    """Share of a counting thread's progress that is gone while a paced stream goes out, in percent."""
-    publisher = make()
-    work = batches(BATCHES)
-    counted = 0
-    stop = threading.Event()
-
-    def count():
-        nonlocal counted
-        while not stop.is_set():
-            for _ in range(1000):
-                counted += 1
-
-    def window(send):
-        nonlocal counted
-        counted = 0
-        start = time.perf_counter()
-        for batch in work:
-            if send:
-                publisher.publish(batch)
-            time.sleep(0.002)
-        return counted / (time.perf_counter() - start)
-
-    thread = threading.Thread(target=count)
-    thread.start()
-    alone = window(send=False)
-    shared = window(send=True)
-    stop.set()
-    thread.join()
-    publisher.shutdown()
-    return max(1e-9, 100 * (1 - shared / alone))
 
 
 class Container(kv_events.KVConnectorKVEvents):
@@ -191,10 +157,6 @@ def main():
             name, "us", lambda p=percentile: publish(make(stock_publisher), p),
             lambda p=percentile: publish(make(create_ours), p), pairs,
         )  # fmt: skip
-    compare(
-        "progress that a counting thread loses", "%", lambda: lost_progress(make(stock_publisher)),
-        lambda: lost_progress(make(create_ours)), pairs,
-    )  # fmt: skip
     compare(
         "aggregation, 8 workers, from vLLM's Structs", "us",
         lambda: aggregation(stock_aggregate, lambda e: Container(stock_events, e)),

@@ -291,3 +291,17 @@ def test_the_event_aggregator_is_replaced_where_connectors_look_for_it(engine):
     for _ in range(2):
         made.add_events([stored(engine, 1)])
     assert made.get_common_events() == [stored(engine, 1)]
+
+
+def test_a_class_that_a_connector_took_earlier_still_travels_by_pickle(engine):
+    earlier = engine.events.KVEventAggregator
+    held = earlier.__new__(earlier) if engine.fake else earlier(1)
+    engine.register("aggregator")
+    assert type(pickle.loads(pickle.dumps(held))) is earlier
+
+
+def test_containers_over_the_replaced_class_travel_by_pickle(engine):
+    engine.register("aggregator")
+    made = engine.events.KVEventAggregator(1)
+    made.add_events([stored(engine, 1)])
+    assert pickle.loads(pickle.dumps(made)).get_all_events() == [stored(engine, 1)]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["install"]
 
 _LMCACHE = "vllm.distributed.kv_transfer.kv_connector.v1.lmcache_connector"
+_STOCK_NAME = "KVEventAggregatorOfVLLM"
 _stock_aggregate = KVOutputAggregator.aggregate
 _stock_from_connector = KVOutputAggregator.from_connector.__func__
 
@@ -32,11 +33,22 @@ def install(_settings: Settings) -> str:
     """Replace the event part of ``KVOutputAggregator``, and ``KVEventAggregator``."""
     KVOutputAggregator.aggregate = aggregate
     KVOutputAggregator.from_connector = classmethod(from_connector)
-    kv_events.KVEventAggregator = KVEventAggregator
-    loaded = sys.modules.get(_LMCACHE)
-    if loaded is not None:  # it holds the name since its import
-        loaded.KVEventAggregator = KVEventAggregator  # type: ignore[attr-defined]
+    _replace_event_aggregator()
     return "votes by block and worker, over steps"
+
+
+def _replace_event_aggregator() -> None:
+    """The name is ours from here on; vLLM's class stays reachable, under another name, for pickle.
+
+    A connector that took the class before this has containers that hold it, and those travel by pickle.
+    """
+    stock = kv_events.KVEventAggregator
+    stock.__qualname__ = _STOCK_NAME
+    setattr(kv_events, _STOCK_NAME, stock)
+    kv_events.KVEventAggregator = KVEventAggregator
+    loaded: Any = sys.modules.get(_LMCACHE)
+    if loaded is not None:  # it holds the name since its import
+        loaded.KVEventAggregator = KVEventAggregator
 
 
 @functools.wraps(_stock_from_connector)
