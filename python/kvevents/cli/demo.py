@@ -11,8 +11,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from kvevents.cli.demo_chaos import chaos_demo
 from kvevents.cli.exits import EXIT_DIFFERENT
 from kvevents.demo import DemoOptions, DemoResult, run_demo
+from kvevents.demo.chaos import ChaosOptions
 from kvevents.demo.options import LinkRates, WorkerOptions
 from kvevents.errors import ConfigError
 from kvevents.simulate import read_trace
@@ -24,6 +26,9 @@ __all__ = ["demo"]
 
 GENERATED, RECORDED, WITH_WORKERS = 4000, 2000, 1500
 """Requests of a run, where nobody says: well under a minute."""
+
+RATE, CHAOS_RATE = 800.0, 100.0
+"""Batches a second, where nobody says: what one reader, and twelve links, keep up with anywhere."""
 
 _RATE = {"min": 0.0, "max": 1.0}
 
@@ -71,8 +76,9 @@ def demo(
     ] = None,
     block_size: Annotated[int, typer.Option(min=1, help="Tokens of a block.")] = 16,
     rate: Annotated[
-        float, typer.Option(min=1.0, help="Batches a second that the engine publishes at most.")
-    ] = 800.0,
+        float | None,
+        typer.Option(min=1.0, help="Batches a second of an engine at most. [default: 800; 100 with readers]"),
+    ] = None,
     workers: Annotated[
         int | None,
         typer.Option(min=1, help="Worker processes behind the engine. [default: none; 4 with connectors]"),
@@ -88,6 +94,17 @@ def demo(
     rule: Annotated[
         str, typer.Option(help="How many workers must hold a block: all, any or a number.")
     ] = "all",
+    readers: Annotated[
+        int | None,
+        typer.Option(min=1, max=16, help="Readers of three engines at once. [default: none; 3 with chaos]"),
+    ] = None,
+    chaos: Annotated[
+        bool,
+        typer.Option(
+            "--chaos",
+            help="Three engines; they and readers are killed and restarted, links break, a queue overflows.",
+        ),
+    ] = False,
     break_reader: Annotated[
         bool,
         typer.Option("--break-reader", help="Leave one removal out in the reader: the verdict must notice."),
@@ -102,7 +119,31 @@ def demo(
 
     With workers, each is a process that stores the pool's blocks in its connectors' tiers: late, in pieces of
     its own, sometimes in vain, and one is killed on the way. The truth then comes from the workers' books.
+
+    With readers or chaos there are three engines, one of them with two data-parallel ranks, and readers that
+    are there from the start, join late, or are killed and started again. Their digests are compared with the
+    engines' pools at every sequence number, and the answers of their indexes at quiet points.
     """
+    link = LinkRates(drop=drop, duplicate=duplicate, delay=delay, reorder=reorder, cut_every=cut_every)
+    if chaos or readers is not None:
+        others = {
+            "--requests": requests, "--trace": trace, "--blocks": blocks, "--workers": workers,
+            "--connectors": connectors,
+        }  # fmt: skip
+        if given := [name for name, value in others.items() if value is not None]:
+            raise ConfigError(f"{', '.join(given)}: not together with --readers or --chaos")
+        chaos_demo(
+            ChaosOptions(
+                readers=readers or 3,
+                faults=chaos,
+                seed=seed,
+                rate=rate or CHAOS_RATE,
+                link=link,
+                break_reader=break_reader,
+            ),
+            as_json=as_json,
+        )
+        return
     behind = None
     if workers is not None or connectors is not None:
         behind = WorkerOptions(
@@ -121,8 +162,8 @@ def demo(
         trace=None if trace is None else str(trace),
         blocks=blocks,
         block_size=block_size,
-        rate=rate,
-        link=LinkRates(drop=drop, duplicate=duplicate, delay=delay, reorder=reorder, cut_every=cut_every),
+        rate=rate or RATE,
+        link=link,
         break_reader=break_reader,
         behind=behind,
     )

@@ -26,6 +26,7 @@ class ChildError(KVEventsError, RuntimeError):
     """A process of the demo failed, died, or fell silent; says which and what was heard last."""
 
 
+_ENDED = "ended"
 _ENDING = {signal.SIGINT, signal.SIGTERM}
 
 
@@ -105,26 +106,58 @@ class ChildGroup:
         :raises ChildError: where one failed or died, or none said anything for too long.
         """
         while True:
-            by_pipe = {pipe: who for who, pipe in self._pipes.items()}
-            ready = wait(list(by_pipe), self._silence_s)
-            if not ready:
+            heard = self._hear(self._silence_s)
+            if heard is None:
                 listening = ", ".join(self._pipes)
                 raise ChildError(f"no process of {listening} reported anything for {self._silence_s:g} s")
-            who = by_pipe[ready[0]]  # type: ignore[index]  # only connections were waited for
-            try:
-                said, value = self._pipes[who].recv()
-            except (EOFError, ConnectionResetError) as e:
-                gone = self._gone(who)
-                if who == name or self._processes[who].exitcode != 0:
-                    raise gone from e
-                self._pipes.pop(who).close()  # it has done its part
+            who, said, value = heard
+            if said == _ENDED:
+                if who == name:
+                    raise self._gone(who)
                 continue
-            if said == "failed":
-                raise ChildError(f"the {who} process failed: {value}")
             if (who, said) == (name, word):
                 return value
             if on_other is not None:
                 on_other(who, said, value)
+
+    def listen(self, seconds: float, on_said: Callable[[str, str, Any], None]) -> None:
+        """Hand on what is said for so long.
+
+        :raises ChildError: where one failed or died.
+        """
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            heard = self._hear(left)
+            if heard is not None and heard[1] != _ENDED:
+                on_said(*heard)
+
+    def end(self, name: str, *, kill: bool = False) -> None:
+        """End a child: its pipe is closed, or it is killed. Its name may then be used again."""
+        pipe, process = self._pipes.pop(name, None), self._processes[name]
+        if kill:
+            process.kill()
+        if pipe is not None:
+            pipe.close()
+        process.join(self._silence_s)
+
+    def _hear(self, seconds: float) -> tuple[str, str, Any] | None:
+        """The next thing that somebody says; :data:`_ENDED` of one who has done its part."""
+        by_pipe = {pipe: who for who, pipe in self._pipes.items()}
+        ready = wait(list(by_pipe), seconds)
+        if not ready:
+            return None
+        who = by_pipe[ready[0]]  # type: ignore[index]  # only connections were waited for
+        try:
+            said, value = self._pipes[who].recv()
+        except (EOFError, ConnectionResetError) as e:
+            self._processes[who].join(2.0)
+            if self._processes[who].exitcode != 0:
+                raise self._gone(who) from e
+            self._pipes.pop(who).close()
+            return who, _ENDED, None
+        if said == "failed":
+            raise ChildError(f"the {who} process failed: {value}")
+        return who, said, value
 
     def _gone(self, name: str) -> ChildError:
         self._processes[name].join(2.0)

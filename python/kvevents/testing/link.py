@@ -180,9 +180,9 @@ class _Proxy:
             self.router, self.replay_endpoint = self._bind(zmq.ROUTER, self.replay_endpoint)
             self.poller.register(self.router, zmq.POLLIN)
 
-    def _cut(self) -> None:
+    def _cut(self, lasts_s: float | None = None) -> None:
         self.counters.reconnects += 1
-        self.cut_until = time.monotonic() + self.config.cut_s
+        self.cut_until = time.monotonic() + (self.config.cut_s if lasts_s is None else lasts_s)
         if self.pub is not None:
             self.pub.close()
             self.pub = None
@@ -329,14 +329,16 @@ class FaultyLink:
         self._proxy.poller.register(wake, zmq.POLLIN)
         self._theirs = wake
         self._broken = threading.Event()
+        self._cut_s: float | None = None
         self._stop = threading.Event()
         self.live_endpoint = self._proxy.live_endpoint
         self.replay_endpoint = self._proxy.replay_endpoint if config.upstream_replay is not None else None
         self._thread = threading.Thread(target=self._run, name="kvevents-link", daemon=True)
         self._thread.start()
 
-    def cut(self) -> None:
-        """Break the connections now, from any thread."""
+    def cut(self, lasts_s: float | None = None) -> None:
+        """Break the connections now, for ``lasts_s`` seconds (``None``: ``cut_s``); from any thread."""
+        self._cut_s = lasts_s
         self._broken.set()
         self._wake.send(b"c")
 
@@ -367,7 +369,7 @@ class FaultyLink:
                     self._theirs.recv(64)
                 if self._broken.is_set() and proxy.cut_until is None:
                     self._broken.clear()
-                    proxy._cut()
+                    proxy._cut(self._cut_s)
         finally:
             proxy.close()
             self._theirs.close()
