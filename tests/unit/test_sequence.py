@@ -314,3 +314,20 @@ def test_a_clock_that_went_back_within_a_life_is_found_out_by_the_log() -> None:
     assert numbers(got) == [3, 4]
     s.replay_ended()
     assert numbers(s.live(early[2])) == [5]
+
+
+def test_a_hole_that_only_the_log_shows_is_a_gap_though_nothing_live_follows() -> None:
+    s = Sequence()
+    (ask,) = s.connected()
+    assert isinstance(ask, Ask)
+    taken: list[Action] = []
+    for _ in range(6):
+        for n in (0, 1, 4, 5):
+            taken += s.replayed(msg(n))
+        asked = s.replay_ended()
+        taken += asked
+        if not any(isinstance(a, Ask) for a in asked):
+            break
+    assert numbers(taken) == [0, 1, 4, 5]
+    assert [a for a in taken if isinstance(a, Lose)] == [Lose(2, 3, "missing")]
+    assert (s.next, s.held, s.repairing) == (6, 0, False)

@@ -205,6 +205,9 @@ class Sequence:
             self._confirm()
         self._unverified = False
         self._drain(out)
+        if self._held:
+            # The log itself has shown later numbers: what is missing before them is a gap, heard live or not.
+            self._high = max(self._high, rep.newest)
         self._after(rep, out)
         return out
 
