@@ -342,7 +342,7 @@ def calls():
         "worker": 0,
         "kv_caches": {},
     }
-    own = {"has_connector_metadata", "kv_events_num_workers"}
+    own = {"has_connector_metadata", "kv_events_num_workers", "kv_events_worker"}
     for hook, method in inspect.getmembers(KVConnectorBase, inspect.isfunction):
         if hook.startswith("_") or hook in own:
             continue
