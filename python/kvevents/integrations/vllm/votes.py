@@ -105,7 +105,7 @@ class Votes:
         return _merged(reports)
 
     def _vote(self, reports: list[tuple[int, Any]], workers: int) -> list[Any]:
-        columns = [(worker, EventList(container.get_all_events())) for worker, container in reports]
+        columns = _columns(reports)
         votes = self._votes(workers, reports[0][1])
         for worker, events in columns:
             votes.add(worker, events)
@@ -130,6 +130,17 @@ class Votes:
         if self._rules.emits_removals is None:
             return type(container).__name__ in STORE_ONLY
         return not self._rules.emits_removals
+
+
+def _columns(reports: list[tuple[int, Any]]) -> list[tuple[int, EventList]]:
+    """Every worker's events. Those that say the same as the worker before, the usual case, are read once."""
+    out: list[tuple[int, EventList]] = []
+    before: Any = None
+    for worker, container in reports:
+        events = container.get_all_events()
+        out.append((worker, out[-1][1] if out and events == before else EventList(events)))
+        before = events
+    return out
 
 
 def _replication(container: Any, workers: int) -> dict[int | None, Rule] | None:
