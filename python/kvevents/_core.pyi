@@ -62,8 +62,8 @@ class EventList(Sequence[KVCacheEvent]):
         """The columns as one `bytes`, with a format version and a checksum; the inverse of `from_bytes`."""
 
     @staticmethod
-    def from_bytes(data: bytes) -> EventList:
-        """Reads `to_bytes`; `PickleError` for damaged bytes or those of another format version."""
+    def from_bytes(data: bytes | Buffer) -> EventList:
+        """Reads `to_bytes`, from any contiguous buffer; `PickleError` for damaged bytes or those of another format version."""
 
     @property
     def irregular(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from multiprocessing import get_context
 
@@ -174,6 +175,22 @@ def test_a_pickle_is_one_string_of_columns() -> None:
     assert version == PICKLE_VERSION
     assert EventList.from_bytes(data) == container.get_all_events()
     assert len(pickle.dumps(scalars)) < 100
+
+
+def test_large_columns_travel_out_of_band_where_the_transport_can() -> None:
+    container = WorkerKVEvents([stored(i) for i in range(100)]).tagged(3)
+    buffers: list = []
+    small = pickle.dumps(container, 5, buffer_callback=buffers.append)
+    assert len(small) < 400
+    (columns,) = buffers
+    for way in (columns, bytes(columns), memoryview(bytearray(columns))):
+        assert pickle.loads(small, buffers=[way]) == container
+    damaged = bytearray(columns)
+    damaged[40] ^= 1
+    with pytest.raises(PickleError):
+        pickle.loads(small, buffers=[damaged])
+    assert pickle.loads(pickle.dumps(container, 5)) == container
+    assert copy.copy(container) == container
 
 
 def test_pickles_of_other_versions_and_broken_ones_are_refused() -> None:

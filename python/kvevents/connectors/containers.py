@@ -5,8 +5,10 @@ A worker's container crosses the process border as one small pickle; merging kee
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Self
+from pickle import PickleBuffer
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
 from kvevents import _core
 from kvevents._core import EventList
@@ -192,8 +194,15 @@ class WorkerKVEvents(KVConnectorKVEvents):
         rule = tuple(self._rule) if isinstance(self._rule, Quorum) else self._rule
         return _load, (type(self), PICKLE_VERSION, joined.to_bytes(), self._num_workers, split, rule)
 
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
+        """As :meth:`__reduce__`; from protocol 5 on the columns may travel out of band, without a copy."""
+        load, (cls, version, columns, *scalars) = self.__reduce__()
+        if operator.index(protocol) >= 5:
+            columns = PickleBuffer(columns)
+        return load, (cls, version, columns, *scalars)
+
     @classmethod
-    def _restore(cls, data: bytes, num_workers: int, split: Any, rule: Any) -> Self:
+    def _restore(cls, data: bytes | PickleBuffer, num_workers: int, split: Any, rule: Any) -> Self:
         columns = EventList.from_bytes(data)
         restored = cls(num_workers=num_workers, rule=Quorum(rule) if isinstance(rule, tuple) else rule)
         restored._reports = _cut(columns, split)

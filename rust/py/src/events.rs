@@ -563,8 +563,8 @@ impl PyEventList {
     }
 
     #[staticmethod]
-    fn from_bytes(data: &Bound<'_, PyBytes>) -> PyResult<Self> {
-        EventList::from_bytes(data.as_bytes()).map(Self::from).map_err(|e| events_error(&e))
+    fn from_bytes(data: &Bound<'_, PyAny>) -> PyResult<Self> {
+        raw::with_bytes(data, EventList::from_bytes)?.map(Self::from).map_err(|e| events_error(&e))
     }
 
     #[getter]

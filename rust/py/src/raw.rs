@@ -79,6 +79,26 @@ pub fn small_int(obj: &Bound<'_, PyAny>) -> Option<usize> {
     usize::try_from(value).ok()
 }
 
+/// Hands the bytes of `bytes` or of any contiguous buffer to `f`, which calls no Python.
+pub fn with_bytes<T>(obj: &Bound<'_, PyAny>, f: impl FnOnce(&[u8]) -> T) -> PyResult<T> {
+    if let Ok(bytes) = obj.cast::<PyBytes>() {
+        return Ok(f(bytes.as_bytes()));
+    }
+    let buffer = PyUntypedBuffer::get(obj)?;
+    if !buffer.is_c_contiguous() {
+        return Err(PyBufferError::new_err("a contiguous buffer was expected"));
+    }
+    // SAFETY: the buffer is contiguous, has `len_bytes` bytes and is held meanwhile, and nobody else runs
+    // Python code; an empty one may have no address.
+    let bytes = unsafe {
+        match buffer.len_bytes() {
+            0 => &[][..],
+            n => std::slice::from_raw_parts(buffer.buf_ptr().cast::<u8>(), n),
+        }
+    };
+    Ok(f(bytes))
+}
+
 // ---------------------------------------------------------------- integers of 32 bits
 
 /// Appends the integers of a list, tuple, integer buffer or other iterable, restricted to `range` (cut to
