@@ -555,11 +555,15 @@ impl PyEventList {
 
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, (Bound<'py, PyBytes>,))> {
         let from_bytes = py.get_type::<Self>().getattr(intern!(py, "from_bytes"))?;
-        Ok((from_bytes, (self.to_bytes(py),)))
+        Ok((from_bytes, (self.to_bytes(py)?,)))
     }
 
-    fn to_bytes<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        PyBytes::new(py, &self.inner.to_bytes())
+    fn to_bytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let encoded = self.inner.encoded();
+        PyBytes::new_with(py, encoded.len(), |out| {
+            encoded.write(out);
+            Ok(())
+        })
     }
 
     #[staticmethod]

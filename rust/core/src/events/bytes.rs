@@ -42,11 +42,6 @@ fn put_u32(out: &mut Vec<u8>, v: u32) {
     out.extend_from_slice(&v.to_le_bytes());
 }
 
-fn put_bytes(out: &mut Vec<u8>, b: &[u8]) {
-    out.extend_from_slice(&(b.len() as u64).to_le_bytes());
-    out.extend_from_slice(b);
-}
-
 fn put_opt_str(out: &mut Vec<u8>, s: Option<&str>) {
     match s {
         None => put_u32(out, NONE),
@@ -73,9 +68,68 @@ fn put_attrs(out: &mut Vec<u8>, a: &Attrs) {
     }
 }
 
+/// The parts of a list as they stand in its bytes: measured first, then written into memory of that size.
+#[derive(Debug)]
+pub struct Encoded<'a> {
+    rows: Vec<Row>,
+    hashes: &'a [u8],
+    tokens: &'a [u32],
+    rare: Vec<RareEntry>,
+    rare_bytes: &'a [u8],
+    /// Attributes, origins and what was skipped.
+    tail: Vec<u8>,
+    overflowed: bool,
+}
+
+impl Encoded<'_> {
+    fn sections(&self) -> [&[u8]; 5] {
+        [
+            bytemuck::cast_slice(&self.rows),
+            self.hashes,
+            bytemuck::cast_slice(self.tokens),
+            bytemuck::cast_slice(&self.rare),
+            self.rare_bytes,
+        ]
+    }
+
+    /// How many bytes [`Self::write`] fills.
+    #[allow(clippy::len_without_is_empty)] // never empty
+    pub fn len(&self) -> usize {
+        HEADER + self.sections().iter().map(|s| 8 + s.len()).sum::<usize>() + self.tail.len()
+    }
+
+    /// Fills `out`, which has [`Self::len`] bytes.
+    pub fn write(&self, out: &mut [u8]) {
+        let mut at = 0;
+        let mut put = |bytes: &[u8]| {
+            out[at..at + bytes.len()].copy_from_slice(bytes);
+            at += bytes.len();
+        };
+        put(MAGIC);
+        put(&FORMAT_VERSION.to_le_bytes());
+        put(&[u8::from(cfg!(target_endian = "big")), u8::from(self.overflowed)]);
+        put(&[0; 8]);
+        for section in self.sections() {
+            put(&(section.len() as u64).to_le_bytes());
+            put(section);
+        }
+        put(&self.tail);
+        let sum = checksum(out);
+        out[8..16].copy_from_slice(&sum.to_le_bytes());
+    }
+}
+
 impl EventList {
     /// The events as bytes, in [`FORMAT_VERSION`].
     pub fn to_bytes(&self) -> Vec<u8> {
+        let encoded = self.encoded();
+        let mut out = vec![0; encoded.len()];
+        encoded.write(&mut out);
+        out
+    }
+
+    /// What [`Self::to_bytes`] writes, for memory of one's own.
+    pub fn encoded(&self) -> Encoded<'_> {
         let (data, range) = self.parts();
         let base = |i: usize| {
             i.checked_sub(1).map_or((0, 0), |i| {
@@ -107,42 +161,36 @@ impl EventList {
             })
             .collect();
 
-        let tokens = &data.tokens[token_from..token_to];
-        let mut out = Vec::with_capacity(
-            HEADER + 128 + rows.len() * 16 + (hash_to - hash_from) + tokens.len() * 4 + data.attrs.len() * 96,
-        );
-        out.extend_from_slice(MAGIC);
-        out.extend_from_slice(&FORMAT_VERSION.to_le_bytes());
-        out.extend_from_slice(&[u8::from(cfg!(target_endian = "big")), u8::from(data.overflowed)]);
-        out.extend_from_slice(&[0; 8]);
-        put_bytes(&mut out, bytemuck::cast_slice(&rows));
-        put_bytes(&mut out, &data.hashes[hash_from..hash_to]);
-        put_bytes(&mut out, bytemuck::cast_slice(tokens));
-        put_bytes(&mut out, bytemuck::cast_slice(&rare));
-        put_bytes(&mut out, &data.rare_bytes[rare_from as usize..rare_to as usize]);
-        put_u32(&mut out, data.attrs.len() as u32);
+        let mut tail = Vec::with_capacity(128 + data.attrs.len() * 96);
+        put_u32(&mut tail, data.attrs.len() as u32);
         for a in &data.attrs {
-            put_attrs(&mut out, a);
+            put_attrs(&mut tail, a);
         }
         match &data.origins {
-            None => out.push(0),
+            None => tail.push(0),
             Some(origins) => {
-                out.push(1);
+                tail.push(1);
                 for o in &origins[range] {
-                    put_opt_str(&mut out, o.source.as_deref());
-                    put_opt_int(&mut out, o.worker.map(i64::from));
+                    put_opt_str(&mut tail, o.source.as_deref());
+                    put_opt_int(&mut tail, o.worker.map(i64::from));
                 }
             }
         }
-        put_u32(&mut out, data.skipped.len() as u32);
+        put_u32(&mut tail, data.skipped.len() as u32);
         for s in &data.skipped {
-            out.extend_from_slice(&(s.index as u64).to_le_bytes());
-            put_opt_str(&mut out, Some(s.reason));
-            put_opt_str(&mut out, Some(&s.detail));
+            tail.extend_from_slice(&(s.index as u64).to_le_bytes());
+            put_opt_str(&mut tail, Some(s.reason));
+            put_opt_str(&mut tail, Some(&s.detail));
         }
-        let sum = checksum(&out);
-        out[8..16].copy_from_slice(&sum.to_le_bytes());
-        out
+        Encoded {
+            rows,
+            hashes: &data.hashes[hash_from..hash_to],
+            tokens: &data.tokens[token_from..token_to],
+            rare,
+            rare_bytes: &data.rare_bytes[rare_from as usize..rare_to as usize],
+            tail,
+            overflowed: data.overflowed,
+        }
     }
 
     /// Reads what [`Self::to_bytes`] wrote. Never panics, whatever the bytes; refuses other versions.

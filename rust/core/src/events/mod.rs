@@ -16,7 +16,7 @@ mod same;
 mod view;
 
 pub use attrs::{Attrs, Scope};
-pub use bytes::{FORMAT_VERSION, REASONS};
+pub use bytes::{Encoded, FORMAT_VERSION, REASONS};
 pub use data::{AttrId, CommonParts, EventData, Hashes, Origin, Skipped, StoredParts};
 pub(crate) use direct::{Parent, Written};
 pub use list::EventList;
