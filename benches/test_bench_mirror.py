@@ -219,7 +219,7 @@ while True:
 print(*found)
 """
 REPLAYS = """
-import sys, zmq, msgpack
+import sys, zmq, msgspec
 context = zmq.Context()
 dealers = []
 for _ in range(10):
@@ -227,7 +227,7 @@ for _ in range(10):
     dealer.connect(sys.argv[1])
     dealers.append(dealer)
 poller = zmq.Poller()
-ask = [b"", b"KVE1", msgpack.packb({"op": "replay", "first": 0})]
+ask = [b"", b"KVE1", msgspec.msgpack.encode({"op": "replay", "first": 0})]
 for d in dealers:
     poller.register(d, zmq.POLLIN)
 print("on", flush=True)
