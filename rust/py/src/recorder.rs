@@ -26,11 +26,7 @@ impl PyKVEventRecorder {
     }
 
     fn push_all(&self, events: &EventList) -> PyResult<()> {
-        let mut recorder = self.lock();
-        for view in events.iter() {
-            recorder.queue().push_view(view).map_err(|e| events_error(&e))?;
-        }
-        Ok(())
+        self.lock().queue().extend(events).map_err(|e| events_error(&e))
     }
 }
 
