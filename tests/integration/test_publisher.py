@@ -15,7 +15,7 @@ from kvevents import AllBlocksCleared, BlockRemoved, BlockStored, EventList, KVE
 from kvevents.codec import decode
 from kvevents.config import KVEventsConfig
 from kvevents.errors import ConfigError, EndpointInUseError, EventTypeError, PublisherClosedError
-from kvevents.publish import EventPublisherFactory, ZmqEventPublisher, replay
+from kvevents.publish import EventPublisherFactory, ZmqEventPublisher, desk
 
 END = b"\xff" * 8
 ANY = "tcp://127.0.0.1:0"
@@ -509,7 +509,7 @@ def test_a_client_that_stops_reading_delays_neither_live_batches_nor_other_clien
 
 
 def test_a_client_that_takes_nothing_is_given_up(make, sockets, monkeypatch, caplog):
-    monkeypatch.setattr(replay, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(desk, "PATIENCE_S", 0.05)
     publisher = make(replay_endpoint=ANY)
     for i in range(3000):
         publisher.publish(batch(i, [stored(i, blocks=20)]))

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from kvevents._core import Mirror, ReplayLog
     from kvevents.config import KVEventsConfig
     from kvevents.publish.outbox import Outbox
-    from kvevents.publish.sender import Sender
     from kvevents.publish.snapshots import Snapshot, Snapshots
+    from kvevents.publish.writer import BatchWriter
 
 __all__ = ["Extended", "RequestError"]
 
@@ -52,7 +52,7 @@ class Extended:
         *,
         log: ReplayLog,
         outbox: Outbox,
-        sender: Sender,
+        sender: BatchWriter,
         mirror: Mirror | None,
         snapshots: Snapshots | None,
     ) -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from kvevents._core import EventList, encode_batch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvevents._core import Mirror, ReplayLog
     from kvevents.publish.holes import Holes
 
@@ -26,30 +28,43 @@ KEPT = 2
 class Snapshot:
     """One snapshot: the payloads of its pieces as far as they are made."""
 
-    __slots__ = ("blocks", "digest", "done", "pieces", "resume_seq", "used")
+    __slots__ = ("_clock", "blocks", "digest", "done", "pieces", "resume_seq", "used")
 
-    def __init__(self, resume_seq: int, digest: bytes, blocks: int) -> None:
+    def __init__(self, resume_seq: int, digest: bytes, blocks: int, clock: Callable[[], float]) -> None:
         self.resume_seq = resume_seq
         self.digest = digest
         self.blocks = blocks
         self.pieces: list[bytes] = []
         self.done = False
-        self.used = time.monotonic()
+        self._clock = clock
+        self.used = clock()
 
     def touch(self) -> None:
         """Somebody still wants it."""
-        self.used = time.monotonic()
+        self.used = self._clock()
 
 
 class Snapshots:
-    """Belongs to the replay server's thread."""
+    """Belongs to the replay server's thread. ``wall`` stamps the pieces, ``clock`` measures idleness."""
 
-    def __init__(self, mirror: Mirror, log: ReplayLog, holes: Holes, dialect: str, rank: int) -> None:
+    def __init__(
+        self,
+        mirror: Mirror,
+        log: ReplayLog,
+        holes: Holes,
+        dialect: str,
+        rank: int,
+        *,
+        wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._mirror = mirror
         self._log = log
         self._holes = holes
         self._dialect = dialect
         self._rank = rank
+        self._wall = wall
+        self._clock = clock
         self._kept: list[Snapshot] = []
         self._making: Snapshot | None = None
         self.made = 0
@@ -95,7 +110,7 @@ class Snapshots:
         head = self._mirror.begin_snapshot(PIECE_BYTES)
         if head is None:
             return None
-        snapshot = Snapshot(*head)
+        snapshot = Snapshot(*head, self._clock)
         self._kept = [s for s in self._kept if s.resume_seq != snapshot.resume_seq][1 - KEPT :]
         self._kept.append(snapshot)
         self._making = snapshot
@@ -107,7 +122,7 @@ class Snapshots:
         snapshot = self._making
         if snapshot is None:
             return
-        now = time.time()
+        now = self._wall()
         piece, more = self._mirror.next_piece(now, self._rank, self._dialect, STEP_BLOCKS)
         if piece is not None:
             snapshot.pieces.append(piece)
@@ -121,6 +136,6 @@ class Snapshots:
         """Drop what nobody asked for; the seconds until there may be more to drop."""
         if not self._kept:
             return None
-        now = time.monotonic()
+        now = self._clock()
         self._kept = [s for s in self._kept if s is self._making or now - s.used < IDLE_S]
         return IDLE_S if self._kept else None
