@@ -148,8 +148,8 @@ test-vllm: $(ENGINE_SITE)/.installed | $(KVEVENTS_ENGINE)/bin/python  ## vLLM's 
 	$(VLLM) -m pytest -q -c /dev/null --rootdir . --confcutdir tests/vllm_plugin -p no:cacheprovider tests/vllm_plugin
 	$(VLLM) tests/vllm_plugin/compare_suites.py $(KVEVENTS_ENGINE) $(KVEVENTS_SHARED)/engine $(ENGINE_SITE) target/vllm-tests $(ONLY)
 
-bench-vllm: $(ENGINE_SITE)/.installed | $(KVEVENTS_ENGINE)/bin/python  ## figures inside a vLLM environment, stock against the plug-in
-	$(VLLM) benches/vllm_engine.py $(ARGS)
+bench-vllm: $(ENGINE_SITE)/.installed | $(KVEVENTS_ENGINE)/bin/python  ## figures inside a vLLM environment, stock against the plug-in; ONLY=publish one concept
+	$(VLLM) -m benches.engine $(foreach c,$(ONLY),--only $(c)) $(ARGS)
 
 # ------------------------------------------------------------------ figures and docs
 
