@@ -6,6 +6,7 @@
 
 use xxhash_rust::xxh3::xxh3_128;
 
+use super::short_key::ShortScope;
 use crate::events::Scope;
 use crate::hash::HashRef;
 use crate::msgpack;
@@ -19,17 +20,9 @@ pub fn key_digest(hash: HashRef<'_>, scope: &Scope) -> u128 {
 #[derive(Clone, Debug)]
 pub struct KeyWriter {
     scope: Box<[u8]>,
+    short: Option<ShortScope>,
     key: Vec<u8>,
-    /// Width of the byte hash that `key` is laid out for, or one of the two below.
-    width: usize,
 }
-
-/// Where a byte hash starts in a key: behind two headers.
-const AT: usize = 3;
-/// The key is laid out for an integer of eight bytes.
-const WIDE_INT: usize = usize::MAX - 1;
-/// The key is laid out for nothing that comes again.
-const NOTHING: usize = usize::MAX;
 
 impl KeyWriter {
     /// For keys of `scope`.
@@ -46,42 +39,38 @@ impl KeyWriter {
         }
         put_str(&mut tail, scope.locality.as_deref());
         put_str(&mut tail, scope.ownership.as_deref());
-        Self { scope: tail.into(), key: Vec::with_capacity(96), width: NOTHING }
+        Self { short: ShortScope::new(&tail), scope: tail.into(), key: Vec::with_capacity(96) }
     }
 
     /// Digest of one key.
     #[inline]
     pub fn digest(&mut self, hash: HashRef<'_>) -> u128 {
-        match hash {
-            HashRef::Bytes(b) if b.len() == self.width => {
-                // The usual width with a length that the compiler knows.
-                match <&[u8; 32]>::try_from(b) {
-                    Ok(b) => self.key[AT..AT + 32].copy_from_slice(b),
-                    Err(_) => self.key[AT..AT + b.len()].copy_from_slice(b),
+        if let Some(short) = &self.short {
+            match hash {
+                HashRef::Bytes(b) => {
+                    if let Ok(b) = b.try_into() {
+                        return short.digest_bytes(b);
+                    }
+                }
+                h => {
+                    let v = h.bits().unwrap_or_default();
+                    if v > u64::from(u32::MAX) && short.is_wide {
+                        return short.digest_int(v);
+                    }
                 }
             }
-            HashRef::Uint(v) if self.width == WIDE_INT && v > u64::from(u32::MAX) => {
-                self.key[2..10].copy_from_slice(&v.to_be_bytes());
-            }
-            _ => self.lay_out(hash),
         }
+        self.lay_out(hash);
         xxh3_128(&self.key)
     }
 
     fn lay_out(&mut self, hash: HashRef<'_>) {
         self.key.clear();
         msgpack::write_array_header(&mut self.key, 5);
-        self.width = match hash {
-            HashRef::Bytes(b) => {
-                msgpack::write_bin(&mut self.key, b);
-                b.len()
-            }
-            h => {
-                let v = h.bits().unwrap_or_default();
-                msgpack::write_uint(&mut self.key, v);
-                if v > u64::from(u32::MAX) { WIDE_INT } else { NOTHING }
-            }
-        };
+        match hash {
+            HashRef::Bytes(b) => msgpack::write_bin(&mut self.key, b),
+            h => msgpack::write_uint(&mut self.key, h.bits().unwrap_or_default()),
+        }
         self.key.extend_from_slice(&self.scope);
     }
 }
@@ -135,7 +124,6 @@ mod tests {
 
     #[test]
     fn what_was_digested_before_does_not_matter() {
-        let scope = Scope { medium: Some("CPU".into()), ..Scope::default() };
         let hashes = [
             HashRef::Uint(1 << 40),
             HashRef::Bytes(&[]),
@@ -149,11 +137,14 @@ mod tests {
             HashRef::Bytes(&[4; 20]),
             HashRef::Int(-9),
         ];
-        let mut writer = KeyWriter::new(&scope);
-        for a in hashes {
-            for b in hashes {
-                writer.digest(a);
-                assert_eq!(writer.digest(b), key_digest(b, &scope), "{b:?} after {a:?}");
+        for medium in [None, Some("CPU".into()), Some("a name that is longer than that".into())] {
+            let scope = Scope { medium, ..Scope::default() };
+            let mut writer = KeyWriter::new(&scope);
+            for a in hashes {
+                for b in hashes {
+                    writer.digest(a);
+                    assert_eq!(writer.digest(b), key_digest(b, &scope), "{b:?} after {a:?}");
+                }
             }
         }
     }
