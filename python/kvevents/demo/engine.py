@@ -14,6 +14,7 @@ from kvevents.demo.verdict import ConnectorReport, EngineReport
 from kvevents.publish import ZmqEventPublisher
 from kvevents.simulate.connectors import EngineConnectors
 from kvevents.simulate.ledger import LedgerTruth
+from kvevents.simulate.workers import WorkerGroup
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -63,7 +64,9 @@ def engine_main(pipe: Connection, options: DemoOptions, folder: str) -> None:
     ):
         addresses = publisher.get_publisher_config()
         tiers = options.tiers()
-        connectors = stack.enter_context(EngineConnectors(tiers, Path(folder))) if tiers else None
+        connectors = (
+            stack.enter_context(EngineConnectors(tiers, WorkerGroup(tiers, Path(folder)))) if tiers else None
+        )
         pipe.send(("ready", (addresses.endpoint, addresses.replay_endpoint)))
         pipe.recv()  # go
         timed = _TimedPublisher(publisher)

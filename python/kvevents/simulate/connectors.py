@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from kvevents._core import EventList
 from kvevents.collector import KVEventCollector
 from kvevents.connectors import KVConnectorRole, KVOutputAggregator, MultiKVConnectorStats
 from kvevents.simulate.tier import TierStats
-from kvevents.simulate.workers import WorkerGroup, make_connector
+from kvevents.simulate.workers import make_connector
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
     from types import TracebackType
 
     from kvevents.collector import BatchSink
+    from kvevents.connectors import KVConnectorMetadata, ModelRunnerOutput
     from kvevents.simulate.tier import TierConfig
 
-__all__ = ["EngineConnectors"]
+__all__ = ["EngineConnectors", "Workers"]
 
 
 class _Taken:
@@ -32,16 +32,33 @@ class _Taken:
         return events
 
 
+class Workers(Protocol):
+    """The worker halves of an engine's connectors: processes, or not."""
+
+    @property
+    def pickled_bytes(self) -> int:
+        """Of all outputs so far."""
+
+    def step(self, step: int, metadata: KVConnectorMetadata) -> list[ModelRunnerOutput]:
+        """Let every worker do one step; returns their outputs, by worker."""
+
+    def restart(self, worker: int, next_step: int) -> None:
+        """Start a worker anew between two steps: what it held is gone."""
+
+    def close(self) -> None:
+        """End all workers. Idempotent."""
+
+
 class EngineConnectors:
-    """Worker processes and everything between them and the publisher. One engine's, one thread's.
+    """Everything between the workers of an engine and its publisher. One engine's, one thread's.
 
     Every step: the scheduler half of a ``MultiConnector`` tells the workers what the pool stored, the workers
     answer with one pickle each, ``KVOutputAggregator`` joins them, the scheduler half votes, and
     ``KVEventCollector`` makes the batch.
     """
 
-    def __init__(self, tiers: Sequence[Sequence[TierConfig]], folder: Path) -> None:
-        """``tiers[w]`` are worker ``w``'s connectors; the ledgers go into ``folder``."""
+    def __init__(self, tiers: Sequence[Sequence[TierConfig]], workers: Workers) -> None:
+        """``tiers[w]`` are worker ``w``'s connectors; ``workers`` are ended with this."""
         self.scheduler = make_connector(tiers[0], KVConnectorRole.SCHEDULER)
         self._aggregator = KVOutputAggregator.from_connector(self.scheduler, len(tiers))
         self._taken = _Taken()
@@ -49,7 +66,7 @@ class EngineConnectors:
         self.stats = TierStats()
         """Of all workers and connectors together."""
         self.restarts = 0
-        self.workers = WorkerGroup(tiers, folder)
+        self.workers = workers
 
     def connect(
         self, publisher: BatchSink, *, data_parallel_rank: int | None, clock: Callable[[], float]

@@ -1,17 +1,15 @@
 """What the tiers of a mock engine really hold, from the workers' own books.
 
 A worker writes a line for every block that came or went; nothing here has ever been an event. From all
-workers' lines :class:`LedgerTruth` works out, by the plainest means, what the engine holds by the rule.
+workers' lines :class:`LedgerTruth` works out what the engine holds by the rule.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Self
 
-from kvevents._core import EventList
-from kvevents.events import BlockRemoved, BlockStored
-from kvevents.resident import ResidentSet
+from kvevents.simulate.truth import TierTruth
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -21,8 +19,6 @@ if TYPE_CHECKING:
     from kvevents.simulate.tier import Change, TierConfig
 
 __all__ = ["LedgerTruth", "LedgerWriter", "ledger_path"]
-
-_GROUP = 0  # the mock engine's pool has one group
 
 
 def ledger_path(folder: Path, worker: int) -> Path:
@@ -62,55 +58,28 @@ class _Line(NamedTuple):
     hash: bytes | int | None
 
 
-_Key: TypeAlias = tuple[bytes | int, str]
-
-
-class LedgerTruth:
-    """The tiers' resident set by the rule, read on as the ledgers grow.
-
-    A block counts for a connector when enough workers hold it, and for a medium when it counts for any of
-    the connectors with that medium.
-    """
+class LedgerTruth(TierTruth):
+    """The tiers' resident set by the rule, read on as the ledgers of all workers grow."""
 
     def __init__(self, folder: Path, tiers: Sequence[TierConfig]) -> None:
         """``tiers`` are the connectors of any one worker."""
+        super().__init__(tiers)
         workers = tiers[0].num_workers
         self._files = [ledger_path(folder, w).open("rb") for w in range(workers)]
         self._rest = [b""] * workers
         self._lines: list[deque[_Line]] = [deque() for _ in range(workers)]
-        self._media = [tier.medium for tier in tiers]
-        self._needed = [
-            {"all": workers, "any": 1}.get(str(tier.rule)) or int(str(tier.rule)) for tier in tiers
-        ]
-        self._holders: list[dict[bytes | int, set[int]]] = [{} for _ in tiers]
-        self._accepting: dict[_Key, set[int]] = {}
-        self._changed: dict[_Key, bool] = {}
-        """Keys that came (True) or went, and how it was before."""
-        self._resident = ResidentSet()
 
     def advance(self, step: int) -> None:
         """Take in everything up to and with ``step``."""
         for worker, lines in enumerate(self._lines):
             self._read(worker)
             while lines and lines[0].step <= step:
-                self._take(worker, lines.popleft())
-        gone = [key for key, before in self._changed.items() if before and key not in self._accepting]
-        come = [key for key, before in self._changed.items() if not before and key in self._accepting]
-        self._changed.clear()
-        # The set is used for its digest only: each key goes in and out once.
-        self._resident.apply(EventList([BlockRemoved([h], m, group_idx=_GROUP) for h, m in gone]))
-        self._resident.apply(
-            EventList([BlockStored([h], None, [], 0, None, m, None, group_idx=_GROUP) for h, m in come])
-        )
-
-    def digest(self) -> bytes:
-        """Digest of the set; sums with that of other keys modulo 2^128."""
-        return self._resident.digest()
-
-    @property
-    def resident(self) -> ResidentSet:
-        """The set itself; not to be changed."""
-        return self._resident
+                line = lines.popleft()
+                if line.hash is None:
+                    self.restarted(worker)
+                else:
+                    self.vote(line.connector, line.hash, worker, holds=line.sign == "+")
+        self.settle()
 
     def _read(self, worker: int) -> None:
         data = self._rest[worker] + self._files[worker].read()
@@ -119,28 +88,6 @@ class LedgerTruth:
             step, connector, sign, text = line.decode().split(" ")
             block_hash = None if sign == "!" else _from_text(text)
             self._lines[worker].append(_Line(int(step), int(connector), sign, block_hash))
-
-    def _take(self, worker: int, line: _Line) -> None:
-        if line.hash is None:
-            for connector, holders in enumerate(self._holders):
-                for block_hash in [h for h, w in holders.items() if worker in w]:
-                    self._vote(connector, block_hash, worker, holds=False)
-        else:
-            self._vote(line.connector, line.hash, worker, holds=line.sign == "+")
-
-    def _vote(self, connector: int, block_hash: bytes | int, worker: int, *, holds: bool) -> None:
-        workers = self._holders[connector].setdefault(block_hash, set())
-        if holds == (worker in workers):
-            raise ValueError(f"worker {worker} has {block_hash!r} twice, or drops what it has not")
-        (workers.add if holds else workers.discard)(worker)
-        key = (block_hash, self._media[connector])
-        accepting = self._accepting.setdefault(key, set())
-        self._changed.setdefault(key, bool(accepting))
-        (accepting.add if len(workers) >= self._needed[connector] else accepting.discard)(connector)
-        if not accepting:
-            del self._accepting[key]
-        if not workers:
-            del self._holders[connector][block_hash]
 
     def __enter__(self) -> Self:
         return self

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kvevents.connectors import KVConnectorMetadata
     from kvevents.simulate.tier import TierConfig
 
-__all__ = ["WorkerError", "WorkerGroup", "make_connector"]
+__all__ = ["WorkerError", "WorkerGroup", "make_connector", "run_step"]
 
 _FAILED = b"\0"
 """First byte of a worker's last word; no pickle begins with it."""
@@ -41,7 +41,8 @@ def make_connector(tiers: Sequence[TierConfig], role: KVConnectorRole) -> MultiC
     return MultiConnector(None, role, connectors=[TierConnector(tier, role) for tier in tiers])
 
 
-def _run_step(connector: MultiConnector, metadata: KVConnectorMetadata) -> ModelRunnerOutput:
+def run_step(connector: MultiConnector, metadata: KVConnectorMetadata) -> ModelRunnerOutput:
+    """One step of a worker: its connectors do what ``metadata`` says, and report."""
     connector.bind_connector_metadata(metadata)
     connector.start_load_kv(None)
     connector.wait_for_save()
@@ -67,7 +68,7 @@ def _work(pipe: Connection, tiers: Sequence[TierConfig], ledger: str) -> None:
             message = pipe.recv_bytes()
             try:
                 step, metadata = pickle.loads(message)  # noqa: S301 - from our own parent
-                output = _run_step(connector, metadata)
+                output = run_step(connector, metadata)
                 for i, tier in enumerate(connector.sub_connectors):
                     book.write(step, i, cast("TierConnector", tier).take_ledger())
                 # The ledger is written first: who has the output finds the truth of the step.
