@@ -12,6 +12,7 @@ CARGO ?= cargo
 WORKERS ?=
 CONNECTORS ?=
 READERS ?=
+SEED ?= 1
 ARGS ?=
 ONLY ?=
 ENGINE ?=
@@ -122,7 +123,8 @@ fuzz: $(INSTALLED) $(TOOLS)  ## damaged and random input, many times over
 	PROPTEST_CASES=$${PROPTEST_CASES:-20000} $(CARGO) test --locked -q --profile quick -p kvevents-core
 	KVEVENTS_TEST_INSTALLED=1 KVEVENTS_HYPOTHESIS=slow $(PY) -m pytest -q tests/property --timeout 3600 $(ARGS)
 
-chaos: $(INSTALLED) $(TOOLS)  ## the long runs of the property, concurrency and integration tests
+chaos: $(INSTALLED) $(TOOLS)  ## the long runs: the whole-system simulation (SEED=, 10^6 steps), property, concurrency and integration tests
+	$(PY) -m kvevents.testing.system --seed $(SEED) --worlds 10 --steps 100000 --jobs 2
 	KVEVENTS_CHAOS=1 KVEVENTS_WORKER_EVENTS=$${WORKER_EVENTS:-10000000} $(CARGO) test --locked -q --profile quick -p kvevents-core -- --include-ignored
 	KVEVENTS_TEST_INSTALLED=1 KVEVENTS_CHAOS=1 KVEVENTS_HYPOTHESIS=slow $(PY) -m pytest -q --timeout 3600 \
 		tests/property tests/concurrency tests/integration $(ARGS)

@@ -45,7 +45,10 @@ class Snapshot:
 
 
 class Snapshots:
-    """Belongs to the replay server's thread. ``wall`` stamps the pieces, ``clock`` measures idleness."""
+    """Belongs to the replay server's thread.
+
+    ``wall`` stamps the pieces, ``clock`` measures idleness; ``piece_bytes`` in place of :data:`PIECE_BYTES`.
+    """
 
     def __init__(
         self,
@@ -57,6 +60,7 @@ class Snapshots:
         *,
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
+        piece_bytes: int | None = None,
     ) -> None:
         self._mirror = mirror
         self._log = log
@@ -65,6 +69,7 @@ class Snapshots:
         self._rank = rank
         self._wall = wall
         self._clock = clock
+        self._piece_bytes = piece_bytes
         self._kept: list[Snapshot] = []
         self._making: Snapshot | None = None
         self.made = 0
@@ -107,7 +112,7 @@ class Snapshots:
         return newest is None or resume_seq > newest or (oldest is not None and oldest <= resume_seq)
 
     def _begin(self) -> Snapshot | None:
-        head = self._mirror.begin_snapshot(PIECE_BYTES)
+        head = self._mirror.begin_snapshot(self._piece_bytes or PIECE_BYTES)
         if head is None:
             return None
         snapshot = Snapshot(*head, self._clock)

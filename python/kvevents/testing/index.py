@@ -117,6 +117,11 @@ class _Source:
         self.keys = NaiveResidentSet()
         self.complete = self.valid = True
 
+    def forget(self) -> None:
+        """As after a restart: what kind of cache it has may be another, too."""
+        self.clear()
+        self.scopes, self.groups = {}, {}
+
     def incomplete(self) -> None:
         self.complete = self.valid = False
 
@@ -239,7 +244,7 @@ class NaivePrefixIndex:
         s = self._source(source, rank)
         if resume_seq is not None and s.last_seq is not None and s.last_seq >= resume_seq:
             return False
-        s.clear()
+        s.forget()
         s.last_seq = resume_seq - 1 if resume_seq else None
         self._apply(s, list(events))
         return True
@@ -432,7 +437,7 @@ class NaivePrefixIndex:
     def reset(self, source: str, rank: int | None = None) -> None:
         """Forget what a source holds."""
         for s in self._ranks(source, rank):
-            s.clear()
+            s.forget()
             s.last_seq = None
 
     def drop(self, source: str, rank: int | None = None, *, owner: bool = False) -> bool:

@@ -1,0 +1,87 @@
+"""What a simulated system is made of, drawn from a seed."""
+
+from __future__ import annotations
+
+import random
+from typing import Literal
+
+import msgspec
+
+__all__ = ["EngineSpec", "ReaderSpec", "SystemConfig"]
+
+EngineKind = Literal["plain", "groups", "tiers", "every_copy"]
+
+
+class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine, that is one source. Small sizes, so that everything overflows often."""
+
+    name: str
+    kind: EngineKind = "plain"
+    """``plain``: one group. ``groups``: two full-attention groups and a window. ``tiers``: two workers with a
+    connector that holds a CPU tier. ``every_copy``: vLLM's literal stream."""
+    rank: int = 0
+    block_size: int = 4
+    num_blocks: int = 64
+    hash_form: Literal["bytes", "int"] = "bytes"
+    dialect: str = "vllm-map-0.33"
+    max_queued_events: int = 100_000
+    queue: int = 8
+    """Batches that may wait for the sender."""
+    overflow: Literal["drop_oldest", "drop_newest"] = "drop_oldest"
+    log_batches: int = 32
+    log_bytes: int = 1 << 20
+    heartbeat_s: float | None = None
+    mirror_tokens: bool = True
+    piece_bytes: int = 2_000
+    """Bytes of a snapshot's piece."""
+
+
+class ReaderSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One reader of all engines."""
+
+    name: str
+    inbox: int = 16
+    """Messages that wait for a reader that is slow; what is beyond is lost."""
+    pipe: int = 8
+    """Answers of a replay server that are on their way to a reader."""
+    naive: bool = False
+    """Keeps the naive index beside the real one, and compares their answers."""
+
+
+class SystemConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Engines and readers; every reader reads every engine."""
+
+    seed: int
+    engines: tuple[EngineSpec, ...]
+    readers: tuple[ReaderSpec, ...]
+
+    @classmethod
+    def draw(cls, seed: int) -> SystemConfig:
+        """Four engines, one of each kind, and three readers, with sizes of the seed's choice."""
+        rng = random.Random(f"system {seed}")
+        kinds: tuple[EngineKind, ...] = ("plain", "groups", "tiers", "every_copy")
+        engines = tuple(
+            EngineSpec(
+                name=kind,
+                kind=kind,
+                rank=rng.choice((0, 0, 1)),
+                block_size=rng.choice((2, 4)),
+                num_blocks=rng.choice((32, 64, 96)),
+                hash_form=rng.choice(("bytes", "int")) if kind != "tiers" else "bytes",
+                dialect=rng.choice(("vllm-map-0.33", "vllm-map-0.32")),
+                max_queued_events=rng.choice((8, 100_000)),
+                queue=rng.choice((2, 8, 20)),
+                overflow=rng.choice(("drop_oldest", "drop_oldest", "drop_newest")),
+                log_batches=rng.choice((4, 16, 64)),
+                log_bytes=rng.choice((30_000, 1 << 20)),
+                heartbeat_s=rng.choice((None, None, 0.5)),
+                mirror_tokens=rng.choice((True, True, False)),
+                piece_bytes=rng.choice((500, 2_000, 1 << 20)),
+            )
+            for kind in kinds
+        )
+        readers = tuple(
+            ReaderSpec(name=f"r{i}", inbox=rng.choice((4, 16, 64)), pipe=rng.choice((2, 8, 64)), naive=i == 0)
+            for i in range(3)
+        )
+        return cls(seed=seed, engines=engines, readers=readers)
