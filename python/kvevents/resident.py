@@ -94,6 +94,12 @@ class ResidentSet:
         """
         return self._one(source).digest()
 
+    def valid_digest(self, source: str | None = None) -> bytes | None:
+        """The digest, or ``None`` where it cannot be compared: what ``Subscriber(digest_of=)`` wants."""
+        if self._name(source) not in self._sets or self.why_invalid(source) is not None:
+            return None
+        return self.digest(source)
+
     def why_invalid(self, source: str | None = None) -> str | None:
         """Why the set may differ from the source's, or ``None`` when everything was applied."""
         self._one(source)

@@ -39,7 +39,7 @@ class TrustingSession(Session):
         return float("inf")
 
     def wants(self, now):
-        return None
+        return False
 
 
 # ---------------------------------------------------------------- everything holds

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from kvevents import BlockStored, KVEventBatch, PrefixIndex, ResidentSet
-from kvevents.demo.chaos.fetch import Fetched
 from kvevents.demo.chaos.ledger import LedgerReader, LedgerWriter
 from kvevents.demo.chaos.options import ChaosOptions
 from kvevents.demo.chaos.prompts import Prompt, choose_prompts
@@ -16,7 +15,7 @@ from kvevents.demo.chaos.reader import Followed
 from kvevents.demo.chaos.verdict import FollowReport, QuietPoint, ReaderLife, judge
 from kvevents.errors import ConfigError
 from kvevents.events import EventList
-from kvevents.subscribe import Batch, Gap, Reset
+from kvevents.subscribe import Batch, Gap, Reset, Snapshot
 
 OLD, NEW = b"o" * 16, b"n" * 16
 
@@ -33,13 +32,15 @@ def digest(*hashes):
     return ResidentSet(stored(*hashes)).digest()
 
 
+def snapshot(epoch, resume_seq, *hashes):
+    return Snapshot("a", resume_seq, EventList(stored(*hashes)), epoch, digest(*hashes))
+
+
 @pytest.fixture
-def follow(tmp_path, monkeypatch):
-    """A follower whose snapshots come from the list ``snapshots``; ``truth(epoch, seq, ts, *hashes)``."""
+def follow(tmp_path):
+    """A follower, and ``truth(epoch, seq, ts, *hashes)``."""
     path = tmp_path / "truth"
     path.touch()
-    snapshots = []
-    monkeypatch.setattr("kvevents.demo.chaos.reader.fetch_snapshot", lambda *_: snapshots.pop(0))
 
     def truth(epoch, seq, ts, *hashes):
         writer = LedgerWriter(path, epoch)
@@ -47,40 +48,37 @@ def follow(tmp_path, monkeypatch):
         writer.close()
 
     with LedgerReader(path) as ledger:
-        yield Followed(PrefixIndex(), ledger, "a", 0, "unused"), snapshots, truth
+        yield Followed(PrefixIndex(), ledger, "a", 0), truth
 
 
-def test_what_a_snapshot_contains_is_left_out_and_what_follows_is_compared(follow):
-    one, snapshots, truth = follow
+def test_a_snapshot_and_every_batch_after_it_are_compared(follow):
+    one, truth = follow
     truth(OLD, 4, 14.0, 1, 2)
     truth(OLD, 5, 15.0, 1, 2, 3)
-    snapshots.append(Fetched(OLD, 5, 14.5, 13.0, digest(1, 2), EventList(stored(1, 2))))
-    one.take(Gap("a", 0, 2, "too old"))
-    one.take(batch(3, 13.0, 1))
-    one.take(batch(4, 14.0, 2))
+    one.take(snapshot(OLD, 5, 1, 2))
     one.take(batch(5, 15.0, 3))
-    assert one.report == FollowReport(applied=1, identical=2, contained=2, gaps=1, snapshots=1)
+    assert one.report == FollowReport(applied=1, identical=2, snapshots=1)
     assert one.position == (OLD, 6)
+    one.take(snapshot(OLD, 6, 1, 2))
+    assert (one.report.different, one.report.first_difference) == (1, 5)
 
 
-def test_batches_of_a_life_before_that_of_the_snapshot_are_void(follow):
-    one, snapshots, truth = follow
-    truth(NEW, 1, 21.0, 7)
+def test_a_new_life_is_compared_with_its_own_side_file(follow):
+    one, truth = follow
+    truth(OLD, 0, 10.0, 5)
     truth(NEW, 0, 20.0, 7)
-    snapshots.append(Fetched(NEW, 2, 22.0, 20.0, digest(7), EventList(stored(7))))
-    one.take(Gap("a", 0, 99, "missing"))
-    one.take(batch(100, 19.0, 5))
-    assert (one.report.contained, one.report.applied, one.report.identical) == (1, 0, 1)
+    one.take(batch(0, 10.0, 5))
     one.take(Reset("a", "restart"))
+    assert one.position is None
+    one.take(snapshot(NEW, 0))
+    assert one.position == (NEW, 0)
     one.take(batch(0, 20.0, 7))
-    assert one.report.identical == 2
-    assert one.report.different == one.report.uncompared == 0
+    assert (one.report.identical, one.report.different, one.report.uncompared) == (2, 0, 0)
 
 
 def test_without_a_snapshot_nothing_counts_as_compared(follow):
-    one, snapshots, truth = follow
+    one, truth = follow
     truth(OLD, 3, 13.0, 1)
-    snapshots.append(None)
     one.take(Gap("a", 0, 2, "too old"))
     one.take(batch(3, 13.0, 1))
     assert (one.report.uncompared, one.report.identical) == (1, 0)

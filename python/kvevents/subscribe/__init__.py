@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from kvevents.subscribe.items import Batch, Gap, Item, Reset, Snapshot
 
 if TYPE_CHECKING:
+    from kvevents.subscribe.actions import Limits
     from kvevents.subscribe.aio import AsyncSubscriber
     from kvevents.subscribe.files import FileSources
-    from kvevents.subscribe.sequence import Limits
-    from kvevents.subscribe.session import SourceStats, Timing
     from kvevents.subscribe.source import Source
+    from kvevents.subscribe.stats import SourceStats
+    from kvevents.subscribe.timing import Timing
     from kvevents.subscribe.zmq import Subscriber
 
 __all__ = [
@@ -36,11 +37,11 @@ __all__ = [
 _LAZY = {
     "AsyncSubscriber": "aio",
     "FileSources": "files",
-    "Limits": "sequence",
+    "Limits": "actions",
     "Source": "source",
-    "SourceStats": "session",
+    "SourceStats": "stats",
     "Subscriber": "zmq",
-    "Timing": "session",
+    "Timing": "timing",
 }
 
 

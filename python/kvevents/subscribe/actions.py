@@ -1,10 +1,30 @@
-"""The vocabulary of the sequence state machine: what it is told, what it answers, its bounds."""
+"""The vocabulary of the sequence state machines: what they are told, what they answer, their bounds."""
 
 from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-__all__ = ["Action", "Apply", "Ask", "Limits", "Lose", "Message", "Skip", "Wipe"]
+__all__ = [
+    "Action",
+    "Apply",
+    "Ask",
+    "Compare",
+    "Fetch",
+    "Head",
+    "Hello",
+    "Limits",
+    "Lose",
+    "Message",
+    "Policy",
+    "Range",
+    "Request",
+    "Restore",
+    "Skip",
+    "Wipe",
+]
+
+Policy: TypeAlias = Literal["replay", "snapshot", "wipe", "keep_and_flag"]
+"""What to do about a hole, see ``docs/subscriber.md``."""
 
 
 class Message(NamedTuple):
@@ -21,6 +41,25 @@ class Message(NamedTuple):
     """Handed through untouched."""
     poisoned: bool = False
     """The payload is no batch."""
+    partial: bool = False
+    """Events of the batch could not be decoded."""
+
+
+class Head(NamedTuple):
+    """What every answer of an extended server says of its publisher."""
+
+    epoch: bytes
+    """This life of the publisher."""
+    oldest: int | None = None
+    """The oldest number that can be replayed."""
+    newest: int | None = None
+    """The newest number that was sent."""
+    resume_seq: int | None = None
+    """What a snapshot made now would not contain; ``None``: there are none."""
+    next_sequence: int | None = None
+    """The number of the next batch; in answers to ``hello``."""
+    holes: tuple[tuple[int, int], ...] = ()
+    """Numbers that were never sent; in answers to ``hello``."""
 
 
 class Apply(NamedTuple):
@@ -51,6 +90,49 @@ class Ask(NamedTuple):
     why: Literal["connect", "gap", "tail", "probe"]
 
 
+class Hello(NamedTuple):
+    """Ask an extended server who it is. Answer: :meth:`Sequence.hello`."""
+
+    attempt: int
+    why: Literal["connect", "doubt", "look", "heal"]
+
+
+class Range(NamedTuple):
+    """Ask for the batches ``first`` to ``last``.
+
+    Answers: :meth:`Sequence.replayed` for each, then :meth:`Sequence.replay_ended`; or
+    :meth:`Sequence.too_old`.
+    """
+
+    first: int
+    last: int
+    attempt: int
+    anchor: bool = False
+    """One batch of this life is wanted, not what it says."""
+
+
+class Fetch(NamedTuple):
+    """Ask for a snapshot that contains everything below ``at_least``. Answer: :meth:`Sequence.restored`."""
+
+    at_least: int
+    attempt: int
+
+
+class Compare(NamedTuple):
+    """Ask for the digest behind ``seq``. Answer: :meth:`Sequence.digested`."""
+
+    seq: int
+    digest: bytes
+    attempt: int
+
+
+class Restore(NamedTuple):
+    """Replace what is known by a snapshot."""
+
+    resume_seq: int
+    content: Any
+
+
 class Lose(NamedTuple):
     """Numbers ``first`` to ``last`` will not come."""
 
@@ -60,12 +142,13 @@ class Lose(NamedTuple):
 
 
 class Wipe(NamedTuple):
-    """A new life: forget the source's state. ``restart`` or ``unsure``."""
+    """Forget the source's state: a new life (``restart``, ``unsure``), or what was known is not kept."""
 
-    reason: Literal["restart", "unsure"]
+    reason: Literal["restart", "unsure", "gap", "drift"]
 
 
-Action: TypeAlias = Apply | Skip | Ask | Lose | Wipe
+Request: TypeAlias = Ask | Hello | Range | Fetch | Compare
+Action: TypeAlias = Apply | Skip | Lose | Wipe | Restore | Request
 
 
 class Limits(NamedTuple):
@@ -77,6 +160,8 @@ class Limits(NamedTuple):
     """Messages kept while a repair runs."""
     hold_bytes: int = 64 << 20
     """Their bytes."""
+    snapshot_bytes: int = 1 << 30
+    """Payload bytes of one snapshot."""
     attempts: int = 3
     """Requests without progress before numbers are lost."""
     slack_s: float = 1.0

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Self
 import zmq
 import zmq.asyncio
 
-from kvevents.subscribe.zmq import Driver
+from kvevents.subscribe.driver import Driver
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from kvevents.subscribe.driver import _Wires
     from kvevents.subscribe.items import Item
-    from kvevents.subscribe.zmq import _Wires
 
 __all__ = ["AsyncSubscriber"]
 

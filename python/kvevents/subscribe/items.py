@@ -33,16 +33,19 @@ class Gap(NamedTuple):
     last: int
     reason: str
     """``too old`` (no longer in the replay log), ``missing`` (asked for and not there), ``no replay``
-    (there is no replay endpoint), ``unreachable`` (it did not answer) or ``poisoned`` (its bytes are
-    no batch)."""
+    (there is no replay endpoint), ``unreachable`` (it did not answer), ``poisoned`` (its bytes are no batch),
+    ``not asked`` (the policy is ``keep_and_flag``), ``drift`` (the batch was yielded, but what it led to is
+    not what the publisher has), or why a snapshot could not be had (``mirror_lost``, ``malformed``, ...)."""
 
 
 class Reset(NamedTuple):
-    """Everything known of the source is void: the publisher lives a new life and counts from its start."""
+    """Everything known of the source is void. What is known after it is what follows."""
 
     source: str
     reason: str
-    """``restart``, or ``unsure``: the same number came with other contents and nothing could decide."""
+    """``restart`` (the publisher lives a new life), ``unsure`` (nobody can tell of which life it was),
+    ``gap`` (the policy is ``wipe``, and a gap follows) or ``drift`` (what was yielded led to another
+    set than the publisher's)."""
 
 
 class Snapshot(NamedTuple):
@@ -53,6 +56,10 @@ class Snapshot(NamedTuple):
     """The first sequence number that the snapshot does not contain."""
     events: EventList
     """Stores, parents first."""
+    epoch: bytes | None = None
+    """The life of the publisher that it is of."""
+    digest: bytes | None = None
+    """The digest of the set, which was compared with the events."""
 
 
 Item: TypeAlias = Batch | Gap | Reset | Snapshot

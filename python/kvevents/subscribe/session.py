@@ -1,110 +1,57 @@
 """One source between its sockets and its sequence state: frames and time in, items and requests out.
 
 Opens nothing and asks no clock, so that the threaded, the asyncio and the simulated driver are the same.
+A driver feeds it what the sockets bring (:meth:`Session.live`, :meth:`Session.answer`), tells it of time
+(:meth:`Session.tick`, not later than :meth:`Session.deadline`), and sends what :meth:`Session.take` gives
+whenever :meth:`Session.wants` says so: over a new DEALER socket when :attr:`Session.request` is another
+object than before, and over the same one else. What an old socket still brings is not to be fed.
 """
 
 from __future__ import annotations
 
 import math
-import struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from kvevents.codec import decode
-from kvevents.errors import DecodeError
 from kvevents.events import EventList
-from kvevents.subscribe.items import Batch, Gap, Item, Reset
-from kvevents.subscribe.sequence import Apply, Ask, Limits, Lose, Message, Sequence, Skip
+from kvevents.subscribe.actions import (
+    Apply,
+    Ask,
+    Compare,
+    Fetch,
+    Limits,
+    Lose,
+    Range,
+    Restore,
+    Skip,
+    Wipe,
+)
+from kvevents.subscribe.asking import Asking
+from kvevents.subscribe.extended import AnswerError, is_extended, read_answer
+from kvevents.subscribe.items import Batch, Gap, Item, Reset, Snapshot
+from kvevents.subscribe.messages import END_MARKER, Reading
+from kvevents.subscribe.plain import PlainSequence
+from kvevents.subscribe.sequence import Sequence
+from kvevents.subscribe.stats import SourceStats
+from kvevents.subscribe.timing import Timing
 
 if TYPE_CHECKING:
     import random
 
-    from kvevents.events import KVEventBatch
+    from kvevents.subscribe.actions import Action, Policy
+    from kvevents.subscribe.extended import Answer
     from kvevents.subscribe.log import RateLimitedLog
-    from kvevents.subscribe.sequence import Action
     from kvevents.subscribe.source import Source
 
 __all__ = ["Session", "SourceStats", "Timing"]
 
-END_MARKER = b"\xff" * 8
-
-
-class Timing(NamedTuple):
-    """How long to wait for what, in seconds."""
-
-    reorder_wait_s: float = 0.05
-    """Without a replay endpoint: a missing batch may be so late before it is a gap."""
-    replay_timeout_s: float = 2.0
-    """A replay that brings nothing new for so long has failed."""
-    backoff_s: float = 0.1
-    """Wait before the second try; doubles with each, and is drawn from half to one and a half of that."""
-    jitter_s: float = 0.05
-    """After a connection, replay is asked for within this time, so that many readers do not ask at once."""
-    silence_s: float = 2.0
-    """After so long without a message the replay socket is asked; doubles up to 30 times while silence
-    lasts."""
-    cooldown_s: float = 1.0
-    """After a replay failed for good, gaps are not asked for during this time; doubles up to 60 times."""
-
-
-class SourceStats(msgspec.Struct, kw_only=True):
-    """What is known of one source, and what was counted since the subscriber was made."""
-
-    name: str
-    connected: bool = False
-    """Whether the live connection stands."""
-    state: str = "waiting"
-    """``waiting`` (nothing heard in this life), ``live`` or ``repairing``."""
-    complete: bool = False
-    """Whether every batch of the present life was delivered, from the first on."""
-    last_seq: int | None = None
-    """The last number that was delivered or declared lost."""
-    last_message_age_s: float | None = None
-    """Since the last live message; ``None``: there was none."""
-    held: int = 0
-    """Batches that wait for the end of a repair."""
-    batches: int = 0
-    """Batches delivered."""
-    replayed: int = 0
-    """Those of them that came from the replay socket."""
-    duplicates: int = 0
-    late: int = 0
-    """Messages of an earlier life, or of a number that was given up."""
-    gaps: int = 0
-    lost: int = 0
-    """Numbers inside gaps."""
-    resets: int = 0
-    poisoned: int = 0
-    """Payloads that are no batch."""
-    skipped_events: int = 0
-    """Events inside batches that could not be decoded."""
-    malformed: int = 0
-    """Messages of another shape than three frames with eight bytes of number."""
-    other_topics: int = 0
-    """Messages of another topic than the source's."""
-    connects: int = 0
-    replays: int = 0
-    """Requests to the replay socket."""
-    replays_failed: int = 0
-    """Requests that were not answered to their end."""
-
-
-class _Request:
-    """A request to the replay socket: due, then under way."""
-
-    __slots__ = ("ask", "deadline", "due", "last", "sent")
-
-    def __init__(self, ask: Ask, due: float) -> None:
-        self.ask = ask
-        self.due = due
-        self.sent = False
-        self.deadline = math.inf
-        self.last = -1
+_LONG_S = 5.0
+"""Live batches are not held for longer than so until a snapshot may be asked for again."""
 
 
 class Session:
-    """The state of one source. A driver feeds it and does what :attr:`request` wants."""
+    """The state of one source. A driver feeds it and sends what it wants."""
 
     def __init__(
         self,
@@ -114,31 +61,76 @@ class Session:
         limits: Limits,
         rng: random.Random,
         log: RateLimitedLog,
+        policy: Policy = "snapshot",
         decode_batches: bool = True,
         keep_payload: bool = False,
     ) -> None:
         self.source = source
         self.name = source.label
         self.stats = SourceStats(name=self.name)
-        self.sequence = Sequence(source.first_seq, limits)
-        self.request: _Request | None = None
-        """The request that is due or under way; when it changes, what was under way is void."""
+        self.sequence: PlainSequence | Sequence = PlainSequence(source.first_seq, limits)
+        self._policy: Policy = policy
+        self._limits = limits
         self._timing = timing
-        self._rng = rng
         self._log = log
-        self._decode = decode_batches
-        self._keep = keep_payload or not decode_batches
-        self._topic: bytes | None = source.topic.encode() if source.topic else None
-        self.topic = source.topic.encode()
-        """The topic that was heard last, live or in a replay; empty before any."""
+        self._reading = Reading(source, self.stats, log, decode_batches=decode_batches, keep=keep_payload)
+        self._asking = Asking(source, timing, limits, rng, policy)
+        if source.replay_endpoint is None:
+            self.stats.protocol = "none"
         self._gap_in_life = False
         self._heard_at: float | None = None
         self._silent_at = math.inf
-        # In doubt about the life the log is asked on a busy stream too.
-        self._verify_at = math.inf
+        # In doubt about the life the log is asked on a busy stream too; extended servers always are.
+        self._look_at = math.inf
         self._silence = timing.silence_s
-        self._cool_until = -math.inf
-        self._cooldown = timing.cooldown_s
+        self._check_at = math.inf
+
+    # ------------------------------------------------------------ what the driver asks
+
+    @property
+    def request(self) -> object:
+        """The request that is due or under way; when it changes, what was under way is void."""
+        return self._asking.request
+
+    @property
+    def topic(self) -> bytes:
+        """The topic that was heard last, live or in a replay; empty before any."""
+        return self._reading.topic
+
+    def wants(self, now: float) -> bool:
+        """Whether something is to be sent to the replay address now."""
+        return self._asking.wants(now)
+
+    def take(self, now: float) -> list[tuple[bytes, ...]]:
+        """The messages to send, each with its frames; they count as sent."""
+        epoch = self.sequence.epoch if isinstance(self.sequence, Sequence) else None
+        new, messages = self._asking.take(now, epoch)
+        self.stats.replays += new
+        return messages
+
+    def deadline(self, now: float) -> float:
+        """When :meth:`tick` is to be called at the latest; ``inf`` for never."""
+        if self._asking.request is not None:
+            return min(self._asking.deadline(now), self._asking.rest_until)
+        if self.source.replay_endpoint is None:
+            return math.inf
+        return min(self._silent_at, self._looks_at(), self._asking.rest_until)
+
+    def check_due(self, now: float) -> bool:
+        """Whether the user's digest should be compared: :meth:`check` it when all items were applied."""
+        return now >= self._check_at and isinstance(self.sequence, Sequence) and self.sequence.job is None
+
+    def statistics(self, now: float) -> SourceStats:
+        """A copy of the statistics."""
+        s, q = self.stats, self.sequence
+        held = len(q.held)
+        s.last_seq = q.last_seq
+        s.held = held
+        s.state = "repairing" if held else "live" if q.heard else "waiting"
+        incomplete = q.incomplete if isinstance(q, Sequence) else self._gap_in_life
+        s.complete = q.heard and not held and not incomplete
+        s.last_message_age_s = None if self._heard_at is None else max(0.0, now - self._heard_at)
+        return msgspec.structs.replace(s)
 
     # ------------------------------------------------------------ inputs
 
@@ -146,10 +138,15 @@ class Session:
         """The live connection stands (again)."""
         self.stats.connected = True
         self.stats.connects += 1
-        if not self.source.topic:
-            self._topic = None
+        self._reading.connected()
         self._silent_at = now + self._silence
-        self._verify_at = now + min(0.25, self._timing.silence_s)
+        self._look_at = now + min(0.25, self._timing.silence_s)
+        self._check_at = now + self._timing.check_s
+        if isinstance(self.sequence, Sequence):
+            # Until the server has answered nothing is delivered, so it is asked whatever it did before.
+            self._asking.cool_until = -math.inf
+        elif self.source.replay_endpoint is not None:
+            self.stats.protocol = "unknown"
         return self._do(self.sequence.connected(), now)
 
     def disconnected(self) -> None:
@@ -161,120 +158,185 @@ class Session:
         self._heard_at = now
         self._silence = self._timing.silence_s
         self._silent_at = now + self._silence
-        if len(frames) != 3 or len(frames[1]) != 8 or frames[1] == END_MARKER:
-            self._malformed("live", frames)
-            return []
-        if frames[0] != self._topic and not self._take_topic(frames[0]):
-            return []
-        m = self._message(int.from_bytes(frames[1], "big"), frames[2])
-        return self._do(self.sequence.live(m), now)
+        m = self._reading.live(frames)
+        return [] if m is None else self._do(self.sequence.live(m), now)
 
     def answer(self, frames: list[bytes], now: float) -> list[Item]:
-        """One answer of the replay socket, in either layout; they are told apart by the number of frames."""
-        request = self.request
+        """One message of the replay socket."""
+        request = self._asking.request
         if request is None or not request.sent:
             return []
+        if is_extended(frames):
+            try:
+                answer = read_answer(frames)
+                return self._extended(answer, frames, now)
+            except AnswerError as e:
+                return self._nonsense(str(e), now)
         if len(frames) not in {3, 4} or frames[0] or len(frames[-2]) != 8:
-            self._malformed("replay", frames)
+            self._reading.malformed("replay", frames)
+            return []
+        if request.probing:
+            return self._plain_server(now)
+        if not isinstance(request.ask, Ask) or not isinstance(self.sequence, PlainSequence):
             return []
         if frames[-2] == END_MARKER:
-            self.request = None
-            self._cooldown = self._timing.cooldown_s
-            self._cool_until = -math.inf
+            self._asking.succeeded()
             return self._do(self.sequence.replay_ended(), now)
-        if len(frames) == 4:
-            if self._topic is not None and frames[1] != self._topic:
-                self.stats.other_topics += 1
-                self._log.warning(self.name, "topic", "replay of topic %r, not %r", frames[1], self._topic)
-                return []
-            self.topic = frames[1]
-        seq = int.from_bytes(frames[-2], "big")
-        if seq > request.last:
-            request.last = seq
-            request.deadline = now + self._timing.replay_timeout_s
-        return self._do(self.sequence.replayed(self._message(seq, frames[-1])), now)
+        m = self._reading.replayed(frames)
+        if m is None:
+            return []
+        request.progress(m.seq, now + self._timing.replay_timeout_s)
+        return self._do(self.sequence.replayed(m), now)
+
+    def check(self, seq: int, digest: bytes, now: float) -> bool:
+        """Compare the digest of the user's set behind ``seq`` with the publisher's, if both stand there."""
+        self._check_at = now + self._timing.check_s
+        if not isinstance(self.sequence, Sequence):
+            return False
+        actions = self.sequence.check(seq, digest)
+        self._do(actions, now)
+        return bool(actions)
 
     def tick(self, now: float) -> list[Item]:
         """Time passed."""
-        request = self.request
+        items: list[Item] = []
+        asking, sequence = self._asking, self.sequence
+        if now >= asking.rest_until:
+            asking.rest_until = math.inf
+            if isinstance(sequence, Sequence):
+                items += self._do(sequence.rested(), now)
+        request = asking.request
         if request is not None:
-            if request.sent:
-                if now >= request.deadline:
-                    self.stats.replays_failed += 1
-                    self._log.warning(
-                        self.name,
-                        "replay",
-                        "%s brought nothing new for %s s (asked from %d, try %d)",
-                        self.source.replay_endpoint,
-                        self._timing.replay_timeout_s,
-                        request.ask.start,
-                        request.ask.attempt,
-                    )
-                    return self._failed("unreachable", now)
-            elif now >= request.due and not self._may_ask(now):
-                if self.source.replay_endpoint is None:
-                    return self._failed("no replay", now, retry=False)
-                return self._failed("unreachable", now, retry=False)
-            return []
-        if now >= self._silent_at or (self.sequence.doubtful and now >= self._verify_at):
-            self._verify_at = now + self._timing.silence_s
+            reason = asking.overdue(now)
+            if reason is not None:
+                items += self._failed(reason, now, retry=request.sent)
+        elif now >= min(self._silent_at, self._looks_at()):
             self._silence = min(self._silence * 2, self._timing.silence_s * 30)
             self._silent_at = now + self._silence
-            if self._may_ask(now):
-                return self._do(self.sequence.silence(), now)
-        return []
+            extended = isinstance(sequence, Sequence)
+            self._look_at = now + (self._timing.look_s if extended else self._timing.silence_s)
+            if asking.may_ask(now):
+                items += self._do(sequence.look(), now)
+        return items
 
-    # ------------------------------------------------------------ what the driver asks
+    # ------------------------------------------------------------ answers
 
-    def wants(self, now: float) -> int | None:
-        """The number from which to ask the replay socket now, or ``None``."""
-        request = self.request
-        if request is None or request.sent or now < request.due or not self._may_ask(now):
-            return None
-        return request.ask.start
+    def _extended(self, a: Answer, frames: list[bytes], now: float) -> list[Item]:
+        request, sequence = self._asking.request, self.sequence
+        assert request is not None  # noqa: S101 - the caller's condition
+        if a.op == "error":
+            return self._refused(a, now)
+        if a.op == "hello":
+            self.stats.rank, self.stats.exact_for = a.rank, a.exact_for
+            self._look_at = now + self._timing.look_s
+            if isinstance(sequence, PlainSequence):
+                return self._extended_server(a, now)
+            return self._do(sequence.hello(a.head), now)
+        if not isinstance(sequence, Sequence):
+            raise AnswerError(f"{a.op} without a hello")
+        payload = frames[3] if len(frames) == 4 else b""
+        ask = request.ask
+        if a.op == "replay" and isinstance(ask, Range):
+            if a.seq is None or not payload:
+                raise AnswerError("a batch without number or payload")
+            request.progress(a.seq, now + self._timing.replay_timeout_s)
+            m = self._reading.message(a.seq, payload)
+            return self._do(sequence.replayed(a.head, m), now)
+        if a.op == "end" and isinstance(ask, Range):
+            return self._do(sequence.replay_ended(a.head, -1 if a.count is None else a.count), now)
+        if a.op == "snapshot" and isinstance(ask, Fetch):
+            whole = self._asking.piece(a, payload, now)
+            if whole is None:
+                return []
+            return self._do(sequence.restored(a.head, whole.resume_seq, whole), now)
+        if a.op == "digest" and isinstance(ask, Compare):
+            differs = a.digest != ask.digest and a.seq == ask.seq
+            self.stats.checks += 1
+            self.stats.drifts += differs
+            if differs:
+                self._log.warning(self.name, "drift", "behind %d the set is not the publisher's", ask.seq)
+            return self._do(sequence.digested(a.head, a.digest if a.seq == ask.seq else None), now)
+        raise AnswerError(f"{a.op} is no answer to what was asked")
 
-    def asked(self, now: float) -> None:
-        """The request was sent."""
-        assert self.request is not None  # noqa: S101 - the driver asks because of it
-        self.request.sent = True
-        self.request.deadline = now + self._timing.replay_timeout_s
-        self.stats.replays += 1
+    def _refused(self, a: Answer, now: float) -> list[Item]:
+        request, sequence = self._asking.request, self.sequence
+        assert request is not None  # noqa: S101 - the caller's condition
+        if request.probing and a.code != "busy":
+            return self._plain_server(now)
+        if len(a.epoch) == 16 and isinstance(sequence, Sequence):
+            if a.code == "too_old" and isinstance(request.ask, Range):
+                return self._do(sequence.too_old(a.head), now)
+            if isinstance(request.ask, Compare):
+                return self._do(sequence.digested(a.head, None), now)
+        if a.code == "gone":
+            self._asking.forget_pieces()
+        return self._failed(a.code or "refused", now, retry=a.code not in {"no_mirror", "mirror_lost"})
 
-    def deadline(self, now: float) -> float:
-        """When :meth:`tick` is to be called at the latest; ``inf`` for never."""
-        request = self.request
-        if request is None:
-            if self.source.replay_endpoint is None:
-                return math.inf
-            return min(self._silent_at, self._verify_at) if self.sequence.doubtful else self._silent_at
-        if request.sent:
-            return request.deadline
-        # One that may be sent waits for the driver, not for time.
-        return request.due if request.due > now or not self._may_ask(now) else math.inf
+    def _nonsense(self, what: str, now: float) -> list[Item]:
+        self.stats.malformed += 1
+        self._log.warning(self.name, "answer", "an answer that cannot be: %s", what)
+        self._asking.forget_pieces()
+        return self._failed("malformed", now)
 
-    def snapshot(self, now: float) -> SourceStats:
-        """A copy of the statistics."""
-        s, q = self.stats, self.sequence
-        s.last_seq = q.last_seq
-        s.held = q.held
-        s.state = "repairing" if q.held else "live" if q.heard else "waiting"
-        s.complete = q.heard and not q.held and not self._gap_in_life
-        s.last_message_age_s = None if self._heard_at is None else max(0.0, now - self._heard_at)
-        return msgspec.structs.replace(s)
+    def _plain_server(self, now: float) -> list[Item]:
+        """The server knows plain replay only."""
+        self.stats.protocol = "plain"
+        self._log.warning(
+            self.name,
+            "plain",
+            "%s knows no extended replay: what its log has lost is a gap, and some restarts cannot be told",
+            self.source.replay_endpoint,
+        )
+        sequence = self.sequence
+        if isinstance(sequence, PlainSequence):
+            self._asking.go_on_plainly()
+            return []
+        # Another kind of server is another process.
+        self.stats.epoch = None
+        self.sequence = PlainSequence(self.source.first_seq, self._limits)
+        actions: list[Action] = [Wipe("restart")] if sequence.heard else []
+        return self._do(actions + self.sequence.connected(), now)
+
+    def _extended_server(self, a: Answer, now: float) -> list[Item]:
+        """The server says which life it lives: from now on that decides."""
+        plain = self.sequence
+        assert isinstance(plain, PlainSequence)  # noqa: S101 - the caller's condition
+        self.stats.protocol = "extended"
+        sequence = Sequence(self.source.first_seq, self._limits, self._policy)
+        # Of which life that was, what was delivered so far, nobody knows.
+        actions: list[Action] = [Wipe("unsure")] if plain.heard else []
+        sequence.connected()
+        for m in plain.held:
+            sequence.live(m)
+        self.sequence = sequence
+        return self._do(actions + sequence.hello(a.head), now)
 
     # ------------------------------------------------------------ inside
 
-    def _may_ask(self, now: float) -> bool:
-        return self.source.replay_endpoint is not None and now >= self._cool_until
+    def _looks_at(self) -> float:
+        q = self.sequence
+        return self._look_at if isinstance(q, Sequence) or q.doubtful else math.inf
 
     def _failed(self, reason: str, now: float, *, retry: bool = True) -> list[Item]:
-        self.request = None
-        items = self._do(self.sequence.replay_failed(reason, retry=retry), now)
-        if self.request is None and retry:
+        request, sequence = self._asking.request, self.sequence
+        assert request is not None  # noqa: S101 - there is one to fail
+        if request.sent:
+            self.stats.replays_failed += 1
+            self._log.warning(
+                self.name, "replay", "%s: %s (%s)", self.source.replay_endpoint, reason, request.ask
+            )
+            if request.probing and reason == "unreachable" and self._asking.go_on_plainly(now):
+                return []
+        self._asking.request = None
+        if isinstance(sequence, Sequence):
+            items = self._do(sequence.failed(reason, retry=retry), now)
+        else:
+            items = self._do(sequence.replay_failed(reason, retry=retry), now)
+        if self._asking.request is None and request.sent:
             # Given up. The next gap need not wait for the same silence.
-            self._cool_until = now + self._cooldown
-            self._cooldown = min(self._cooldown * 2, self._timing.cooldown_s * 60)
-            self._silent_at = self._cool_until
+            self._silent_at = self._asking.cool(now)
+        if isinstance(request.ask, Fetch) and isinstance(sequence, Sequence) and sequence.cooling:
+            self._asking.rest(now)
         return items
 
     def _do(self, actions: list[Action], now: float) -> list[Item]:
@@ -286,105 +348,68 @@ class Session:
                 stats.replayed += a.replayed
                 batch, payload = a.message.content
                 items.append(Batch(self.name, a.message.seq, batch, a.replayed, payload))
+                if isinstance(self.sequence, Sequence) and self.sequence.incomplete:
+                    self._look_for_a_clear(batch)
             elif isinstance(a, Skip):
                 if a.why == "duplicate":
                     stats.duplicates += 1
                 elif a.why == "late":
                     stats.late += 1
-            elif isinstance(a, Ask):
-                self.request = _Request(a, now + self._delay(a))
             elif isinstance(a, Lose):
-                stats.gaps += 1
-                stats.lost += a.last - a.first + 1
-                self._gap_in_life = True
-                self._log.warning(
-                    self.name, "gap", "batches %d to %d are lost: %s", a.first, a.last, a.reason
-                )
-                items.append(Gap(self.name, a.first, a.last, a.reason))
-            else:
-                stats.resets += 1
+                items += self._lost(a)
+            elif isinstance(a, Wipe):
+                items.append(self._reset(a))
+            elif isinstance(a, Restore):
+                stats.snapshots += 1
                 self._gap_in_life = False
-                self._log.warning(self.name, "reset", "a new life of the publisher: %s", a.reason)
-                items.append(Reset(self.name, a.reason))
-        if self.request is not None and not self.sequence.repairing:
-            self.request = None
+                whole = a.content
+                items.append(Snapshot(self.name, a.resume_seq, whole.events, whole.epoch, whole.digest))
+                rest_s = self._asking.restored(now)
+                if isinstance(self.sequence, Sequence):
+                    self.sequence.cooling = rest_s > _LONG_S
+            else:
+                self._asking.ask(a, now, stats.protocol)
+        if isinstance(self.sequence, Sequence):
+            self._follow(self.sequence)
+        if self._asking.request is not None and not self.sequence.repairing:
+            self._asking.succeeded()
         return items
 
-    def _delay(self, ask: Ask) -> float:
-        t = self._timing
-        if self.source.replay_endpoint is None:
-            return t.reorder_wait_s if ask.why == "gap" else 0.0
-        if ask.attempt > 1:
-            return float(t.backoff_s * 2 ** (ask.attempt - 2) * self._rng.uniform(0.5, 1.5))
-        return self._rng.uniform(0, t.jitter_s) if ask.why == "connect" else 0.0
+    def _follow(self, q: Sequence) -> None:
+        self.stats.epoch = q.epoch
+        if q.returned > self.stats.returned_epochs:
+            self.stats.returned_epochs = q.returned
+            self._log.warning(
+                self.name,
+                "identity",
+                "life %s is back at %s: do two publishers share the address?",
+                None if q.epoch is None else q.epoch.hex(),
+                self.source.replay_endpoint,
+            )
 
-    def _message(self, seq: int, payload: bytes) -> Message:
-        batch: KVEventBatch | None = None
-        if self._decode:
-            try:
-                batch = decode(payload)
-            except DecodeError as e:
-                return self._poisoned(seq, payload, str(e))
-            skipped = batch.events.skipped if isinstance(batch.events, EventList) else []
-            if skipped:
-                self.stats.skipped_events += len(skipped)
-                first = skipped[0]
-                self._log.warning(
-                    self.name, "events", "batch %d: %d events left out: %s", seq, len(skipped), first.detail
-                )
-            ts = _stamp(batch.ts)
+    def _look_for_a_clear(self, batch: object) -> None:
+        events = getattr(batch, "events", None)
+        if isinstance(events, EventList) and not events.skipped and len(events.split_at_clears()) > 1:
+            assert isinstance(self.sequence, Sequence)  # noqa: S101 - the caller's condition
+            self.sequence.cleared()
+
+    def _lost(self, a: Lose) -> list[Item]:
+        items: list[Item]
+        self.stats.gaps += 1
+        if a.reason != "drift":
+            self.stats.lost += a.last - a.first + 1
+        gap = Gap(self.name, a.first, a.last, a.reason)
+        self._log.warning(self.name, "gap", "batches %d to %d are lost: %s", a.first, a.last, a.reason)
+        if self._policy == "wipe" and isinstance(self.sequence, PlainSequence):
+            # The other machine says so itself.
+            items = [self._reset(Wipe("gap")), gap] if self.stats.batches else [gap]
         else:
-            ts = peek_ts(payload)
-        content = (batch, payload if self._keep else None)
-        return Message(seq, hash(payload), ts, len(payload), content)
+            items = [gap]
+        self._gap_in_life = True
+        return items
 
-    def _poisoned(self, seq: int, payload: bytes, why: str) -> Message:
-        self.stats.poisoned += 1
-        self._log.warning(self.name, "poisoned", "batch %d cannot be decoded: %s", seq, why)
-        return Message(seq, hash(payload), None, 0, None, poisoned=True)
-
-    def _malformed(self, where: str, frames: list[bytes]) -> None:
-        self.stats.malformed += 1
-        sizes = [len(f) for f in frames[:8]]
-        self._log.warning(
-            self.name, "malformed", "a %s message of %d frames of %s bytes", where, len(frames), sizes
-        )
-
-    def _take_topic(self, topic: bytes) -> bool:
-        if self._topic is None:
-            self._topic = self.topic = topic
-            return True
-        self.stats.other_topics += 1
-        if self.source.topic:
-            # A filter of ZeroMQ lets through what only begins with the topic; that is nothing to warn of.
-            return False
-        self._log.warning(
-            self.name,
-            "topic",
-            "two streams on one address, topics %r and %r: give each a Source with its topic",
-            self._topic,
-            topic,
-        )
-        return False
-
-
-def _stamp(ts: object) -> float | None:
-    return float(ts) if isinstance(ts, (int, float)) and math.isfinite(ts) else None
-
-
-def peek_ts(payload: bytes) -> float | None:
-    """The time stamp of a payload, without decoding the rest: what comes first in the array or the map."""
-    if payload[:4] == b"\x83\xa2ts":
-        at = 4
-    elif payload and (0x90 <= payload[0] <= 0x9F or payload[0] in {0xDC, 0xDD}):
-        at = {0xDC: 3, 0xDD: 5}.get(payload[0], 1)
-    else:
-        return None
-    try:
-        tag = payload[at]
-        if tag < 0x80:
-            return float(tag)
-        code = {0xCB: ">d", 0xCA: ">f", 0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q", 0xD3: ">q"}.get(tag)
-        return None if code is None else _stamp(struct.unpack_from(code, payload, at + 1)[0])
-    except (IndexError, struct.error):
-        return None
+    def _reset(self, a: Wipe) -> Reset:
+        self.stats.resets += 1
+        self._gap_in_life = False
+        self._log.warning(self.name, "reset", "everything known is void: %s", a.reason)
+        return Reset(self.name, a.reason)

@@ -9,7 +9,6 @@ from array import array
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from kvevents.demo.chaos.fetch import fetch_snapshot
 from kvevents.demo.chaos.ledger import LedgerReader, ledger_path
 from kvevents.demo.chaos.verdict import FollowReport
 from kvevents.events import BlockRemoved, BlockStored, EventList, KVEventBatch
@@ -19,7 +18,6 @@ from kvevents.subscribe import Batch, Gap, Item, Reset, Snapshot, Source, Subscr
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-    from kvevents.demo.chaos.fetch import Fetched
     from kvevents.demo.chaos.ledger import Entry
     from kvevents.demo.chaos.options import ChaosOptions
     from kvevents.demo.chaos.prompts import Prompt
@@ -27,19 +25,15 @@ if TYPE_CHECKING:
 __all__ = ["Followed", "reader_main"]
 
 _REPORT_EVERY_S = 0.1
-_SNAPSHOT_S = 3.0
-"""How long a snapshot is waited for before the stream is looked at again."""
 _TIMING = Timing(silence_s=0.4, replay_timeout_s=1.0)
 _HWM = 1_000
 """Messages that may wait for a reader on each socket."""
 
 
 class Followed:
-    """One source as a reader sees it: applied to the index, mended by snapshots, compared."""
+    """One source as a reader sees it: what the subscriber yields, applied to the index and compared."""
 
-    def __init__(
-        self, index: PrefixIndex, ledger: LedgerReader, source: str, rank: int, replay_endpoint: str
-    ) -> None:
+    def __init__(self, index: PrefixIndex, ledger: LedgerReader, source: str, rank: int) -> None:
         self.report = FollowReport()
         self.breaking = False
         self.position: tuple[bytes, int] | None = None
@@ -48,73 +42,36 @@ class Followed:
         self._ledger = ledger
         self._source = source
         self._rank = rank
-        self._replay = replay_endpoint
-        self._have: Fetched | None = None
-        self._wanted: int | None = None
-        self._retry_at = 0.0
         index.add_source(source, rank)
 
     def take(self, item: Item) -> None:
         """Apply one item, and compare."""
         report = self.report
+        self._index.apply_item(self._broken(item) if self.breaking and isinstance(item, Batch) else item)
         if isinstance(item, Batch):
             assert item.batch is not None  # noqa: S101 - the subscriber decodes
-            ts = float(item.batch.ts)
-            if self._is_void(item.seq, ts):
-                report.contained += 1
-                return
-            self._index.apply_item(self._broken(item) if self.breaking else item)
             report.applied += 1
             report.repaired += item.replayed
-            self._compare(self._ledger.of_batch(item.seq, ts))
+            self._compare(self._ledger.of_batch(item.seq, float(item.batch.ts)))
         elif isinstance(item, Gap):
-            if self._have is not None and item.last < self._have.resume_seq:
-                return
-            self._index.apply_item(item)
             report.gaps += 1
-            self._wanted = item.last + 1
-            self.mend()
         elif isinstance(item, Reset):
-            self._index.apply_item(item)
-            self._have = self._wanted = self.position = None
+            self.position = None
             report.resets += 1
         elif isinstance(item, Snapshot):
-            self._index.apply_item(item)
             report.snapshots += 1
-
-    def mend(self) -> None:
-        """Take a snapshot where one is needed."""
-        if self._wanted is None or time.monotonic() < self._retry_at:
-            return
-        found = fetch_snapshot(self._replay, self._wanted, _SNAPSHOT_S)
-        if found is None:
-            self._retry_at = time.monotonic() + 0.5
-            return
-        index, source, rank = self._index, self._source, self._rank
-        if not index.apply_snapshot(source, rank, found.events, resume_seq=found.resume_seq):
-            # Of another life, which counts from its own beginning.
-            index.reset(source, rank)
-            index.apply_snapshot(source, rank, found.events, resume_seq=found.resume_seq)
-        self._have, self._wanted = found, None
-        self.report.snapshots += 1
-        if found.resume_seq:
-            self._compare(self._ledger.of_life(found.epoch, found.resume_seq - 1))
-        else:
-            self.position = (found.epoch, 0)
-
-    def _is_void(self, seq: int, ts: float) -> bool:
-        """Whether a batch is in the snapshot already, or of a life before that of the snapshot."""
-        have = self._have
-        if have is None:
-            return False
-        return ts <= have.made_at if seq < have.resume_seq else ts < have.life_from
+            assert item.epoch is not None  # noqa: S101 - a subscriber's snapshot says it
+            if item.resume_seq:
+                self._compare(self._ledger.of_life(item.epoch, item.resume_seq - 1))
+            else:
+                self.position = (item.epoch, 0)
 
     def _compare(self, true: Entry | None) -> None:
         report = self.report
         held = self._index.digest(self._source, self._rank)
         if true is not None:
             self.position = (true.epoch, true.seq + 1)
-        if self._wanted is not None or true is None or held is None:
+        if true is None or held is None:
             report.uncompared += 1
         elif held == true.digest:
             report.identical += 1
@@ -152,10 +109,8 @@ def reader_main(
     index = PrefixIndex()
     with ExitStack() as stack:
         followed = {
-            name: Followed(
-                index, stack.enter_context(LedgerReader(ledger_path(folder, name))), name, rank, replay
-            )
-            for name, (rank, _, replay) in sources.items()
+            name: Followed(index, stack.enter_context(LedgerReader(ledger_path(folder, name))), name, rank)
+            for name, (rank, _, _) in sources.items()
         }
         next(iter(followed.values())).breaking = options.break_reader and reader == 0
         subscriber = stack.enter_context(
@@ -175,8 +130,6 @@ def reader_main(
                 followed[item.source].take(item)
                 moved = now
                 time.sleep(slow)
-            for one in followed.values():
-                one.mend()
             if now - reported > _REPORT_EVERY_S:
                 reported = now
                 pipe.send(("progress", {name: one.report for name, one in followed.items()}))

@@ -43,9 +43,7 @@ class FollowReport(msgspec.Struct):
     """States, after a batch or a snapshot, whose digest was the engine's."""
     different: int = 0
     uncompared: int = 0
-    """Because a snapshot was waited for."""
-    contained: int = 0
-    """Batches that a snapshot had already, or that were of a life before it."""
+    """Because the index said that it could not know, or the side file did not know the state."""
     repaired: int = 0
     """Batches that came by replay."""
     gaps: int = 0

@@ -79,13 +79,14 @@ class Port:
             self._reader.take(self, session.tick(now))
         if self._dealer is not None and session.request is not self._request:
             self._hang_up()
-        start = session.wants(now)
-        if start is not None:
-            self._asked += 1
-            self._dealer = self.link.dealer(f"{self._reader.identity}/{session.name}/{self._asked}".encode())
-            self._request = session.request
-            self.link.ask(self._dealer, [b"", start.to_bytes(8, "big")])
-            session.asked(now)
+        if session.wants(now):
+            if self._dealer is None:
+                self._asked += 1
+                identity = f"{self._reader.identity}/{session.name}/{self._asked}"
+                self._dealer = self.link.dealer(identity.encode())
+                self._request = session.request
+            for message in session.take(now):
+                self.link.ask(self._dealer, list(message))
         due = session.deadline(now)
         if due < self._wake_at:
             self._wake_at = due

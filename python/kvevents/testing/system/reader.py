@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 from kvevents.events import EventList
 from kvevents.index import PrefixIndex
 from kvevents.resident import ResidentSet
+from kvevents.subscribe.actions import Limits
 from kvevents.subscribe.items import Batch, Gap, Item, Reset, Snapshot
 from kvevents.subscribe.log import RateLimitedLog
-from kvevents.subscribe.sequence import Limits
-from kvevents.subscribe.session import Session, Timing
+from kvevents.subscribe.session import Session
 from kvevents.subscribe.source import Source
+from kvevents.subscribe.timing import Timing
 from kvevents.testing.index import NaivePrefixIndex
 from kvevents.testing.system.failure import check
 from kvevents.testing.system.link import Dealer, Link
@@ -145,6 +146,9 @@ class Reader:
                     seq,
                     name,
                 )
+                self._compare(name, engine.spec.rank, seq, true)
+            elif isinstance(item, Snapshot):
+                seq, true = item.resume_seq - 1, item.digest
                 self._compare(name, engine.spec.rank, seq, true)
             elif isinstance(item, Gap):
                 seq = item.last

@@ -233,7 +233,8 @@ class World:
         for reader in self.readers.values():
             for name, port in reader.ports.items():
                 sequence = port.session.sequence
-                check("bounded", sequence.held <= LIMITS.hold_batches, "{} holds {}", name, sequence.held)
+                held = len(sequence.held)
+                check("bounded", held <= LIMITS.hold_batches, "{} holds {}", name, held)
                 check("bounded", len(sequence._seen) <= LIMITS.remember, "{}: remembers", name)
 
     # ------------------------------------------------------------ answers
