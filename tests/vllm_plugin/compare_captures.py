@@ -1,12 +1,13 @@
 """What a real engine publishes with stock vLLM and with each part of the plug-in, compared event by event.
 
-usage: compare_captures.py ENGINE_DIR SHARED_ENGINE_DIR SITE OUT_DIR [--parts A,B ...] [--scenarios NAME ...]
+usage: compare_captures.py ENGINE_DIR SHARED_ENGINE_DIR SITE OUT_DIR
+           [--parts A,B ...] [--scenarios NAME ...] [--keep-stock]
 
 Runs the capture script of SHARED_ENGINE_DIR: one engine after the other in one process for each choice of
 parts, whole hashes. `--parts` names choices (default: every part alone, and all together), `--scenarios` some
 of SCENARIOS. GPU events must be the same in order in every cache group, those of the scenarios with a second
 tier or two workers as a multiset; outputs and cached-token counts the same. Where a generated token differs,
-stock vLLM runs again: what differs between two runs of its own is named, not blamed. Exit 0 if all is the same.
+stock vLLM runs again: what differs between two runs of its own is named, not blamed. Exit 0 if all is well.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -33,7 +34,11 @@ OFFLOAD = {
         "cpu_bytes_to_use": 655360, "self_describing_kv_events": True,
     },
 }  # fmt: skip
-PROBE = {"kv_connector": "ProbeConnector", "kv_connector_module_path": "kvprobe.connector", "kv_role": "kv_both"}
+PROBE = {
+    "kv_connector": "ProbeConnector",
+    "kv_connector_module_path": "kvprobe.connector",
+    "kv_role": "kv_both",
+}
 
 
 class Scenario(NamedTuple):
@@ -105,8 +110,9 @@ def capture(scripts: Path, data: Path, out: Path, names: list[str]) -> None:
     for i, name in enumerate(names):
         scenario = SCENARIOS[name]
         options = [option.replace("{data}", str(data)) for option in scenario.options]
-        sys.argv = ["capture.py", scenario.name, "--model", str(data / scenario.model), "--port", str(port + 3 * i),
-                    "--tp", str(scenario.workers), *options, "--out", str(out / f"{name}.part")]  # fmt: skip
+        model, workers = str(data / scenario.model), str(scenario.workers)
+        sys.argv = ["capture.py", scenario.name, "--model", model, "--port", str(port + 3 * i),
+                    "--tp", workers, *options, "--out", str(out / f"{name}.part")]  # fmt: skip
         start = time.monotonic()
         if script.main() == 0:
             (out / f"{name}.part").rename(out / f"{name}.jsonl")
@@ -147,7 +153,8 @@ def compare(stock: Capture, ours: Capture, *, ordered: bool) -> list[str]:
     """What differs; nothing if nothing does."""
     wrong = [] if ours.complete else ["numbers missing, or replay differs from live"]
     if ordered and stock.groups != ours.groups:
-        wrong += [f"order in {g}" for g in {*stock.groups, *ours.groups} if stock.groups.get(g) != ours.groups.get(g)]
+        groups = {*stock.groups, *ours.groups}
+        wrong += [f"order in {g}" for g in sorted(groups) if stock.groups.get(g) != ours.groups.get(g)]
     if Counter(stock.events) != Counter(ours.events):
         one, two = Counter(stock.events), Counter(ours.events)
         wrong.append(f"{(one - two).total()} events only in stock, {(two - one).total()} only here")
@@ -167,7 +174,11 @@ class Judge:
     def __init__(self, options: argparse.Namespace, names: list[str]) -> None:
         self.options = options
         self.stock: dict[str, list[Capture]] = defaultdict(list)
-        self._add(run(options, STOCK, names), names)
+        kept = options.out / STOCK
+        missing = [n for n in names if not (options.keep_stock and (kept / f"{n}.jsonl").exists())]
+        if missing:
+            run(options, STOCK, missing)
+        self._add(kept, names)
 
     def _add(self, out: Path, names: list[str]) -> None:
         for name in names:
@@ -191,9 +202,14 @@ class Judge:
                 break
             if not compare(self.stock[name][again], ours, ordered=ordered):
                 varies = other_outputs(first, self.stock[name][again])
-                return True, f"as in one of {again + 1} stock runs, which differ in the outputs of requests {varies}"
+                return (
+                    True,
+                    f"as in one of {again + 1} stock runs, which differ in the outputs of requests {varies}",
+                )
         how = "same in order" if ordered else "same multiset"
-        return not wrong, "; ".join(wrong) if wrong else f"{len(ours.events)} events, {how}; outputs and hits the same"
+        return not wrong, "; ".join(
+            wrong
+        ) if wrong else f"{len(ours.events)} events, {how}; outputs and hits the same"
 
 
 def table(options: argparse.Namespace) -> bool:
@@ -220,6 +236,7 @@ def main() -> int:
         parser.add_argument(name, type=Path)
     parser.add_argument("--parts", nargs="+")
     parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
+    parser.add_argument("--keep-stock", action="store_true", help="use stock captures that are there again")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:

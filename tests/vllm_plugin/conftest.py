@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ OURS = tuple(
     f"kvevents.integrations.vllm.{name}"
     for name in ("plugin", "publisher", "aggregator", "multi", "votes", "containers")
 )
+DEFER = "ft_defer_kv_connector_outputs"  # 0.33 has it
 REAL = _spec is not None and _spec.origin is not None
 
 
@@ -52,6 +54,12 @@ def engine(monkeypatch):
     ):
         value = vars(owner)[name]
         monkeypatch.setattr(owner, name, dict(value) if isinstance(value, dict) else value)
+    if hasattr(modules.utils.KVOutputAggregator, DEFER):
+        value = vars(modules.utils.KVOutputAggregator)[DEFER]
+        monkeypatch.setattr(modules.utils.KVOutputAggregator, DEFER, value)
+    package = logging.getLogger("kvevents")
+    for name in ("parent", "level"):
+        monkeypatch.setattr(package, name, getattr(package, name))
 
     def register(parts=None, **options):
         import json

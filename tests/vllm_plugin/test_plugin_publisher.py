@@ -33,6 +33,13 @@ def reader(address, bind=False):
         yield socket
 
 
+def until(done, seconds=10):
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def stored(engine, number, **fields):
     return engine.events.BlockStored(
         block_hashes=[number], parent_block_hash=None, token_ids=[1, 2], block_size=2, lora_id=None,
@@ -112,18 +119,58 @@ def test_the_option_bind_overrides_the_rule(engine, caplog):
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
 
 
-def test_a_port_that_is_taken_is_vllms_error_to_raise(engine, caplog):
+@pytest.mark.parametrize("which", ["endpoint", "replay_endpoint"])
+def test_a_port_that_is_taken_is_bound_once_it_is_free(engine, caplog, which):
+    """The engine starts and publishes; readers then get from the replay log what was published before."""
     engine.register()
-    with zmq.Context.instance().socket(zmq.PUB) as socket:
-        port = socket.bind_to_random_port("tcp://*")
-        if engine.fake:
-            with publisher(engine, endpoint=f"tcp://*:{port}") as pub:
-                assert pub.stock
-                assert type(pub).__name__ == "ZmqEventPublisher"
-        else:
-            with pytest.raises(zmq.ZMQError), publisher(engine, endpoint=f"tcp://*:{port}"):
-                pass
-        socket.close(0)
+    with zmq.Context.instance().socket(zmq.PUB) as other:
+        port = other.bind_to_random_port("tcp://*")
+        free = "replay_endpoint" if which == "endpoint" else "endpoint"
+        with publisher(engine, **{which: f"tcp://*:{port}", free: "tcp://*:0"}) as pub:
+            assert type(pub).__name__ == "EnginePublisher"
+            pub.publish(engine.events.KVEventBatch(ts=1.0, events=[stored(engine, 1)]))
+            until(lambda: pub.stats().sent == 1)
+            other.close(0)
+            addresses = pub.get_publisher_config()
+            live, replay = (
+                a.replace("*", "127.0.0.1") for a in (addresses.endpoint, addresses.replay_endpoint)
+            )
+            with reader(live) as s:
+                (_, number, _), _ = send_until_heard(engine, pub, s, [stored(engine, 2)])
+                assert int.from_bytes(number, "big") >= 1
+            with zmq.Context.instance().socket(zmq.DEALER) as asked:
+                asked.setsockopt(zmq.LINGER, 0)
+                asked.connect(replay)
+                asked.send_multipart([b"", (0).to_bytes(8, "big")])
+                assert asked.poll(10_000)
+                assert kvevents.decode(asked.recv_multipart()[3]).events[0].block_hashes == [1]
+    told = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert len(told) == 1
+    assert str(port) in told[0]
+
+
+def test_a_publisher_that_waits_for_its_ports_ends_in_time(engine):
+    engine.register()
+    with zmq.Context.instance().socket(zmq.PUB) as one, zmq.Context.instance().socket(zmq.PUB) as two:
+        live, replay = (f"tcp://*:{s.bind_to_random_port('tcp://*')}" for s in (one, two))
+        start = time.monotonic()
+        with publisher(engine, endpoint=live, replay_endpoint=replay) as pub:
+            pub.publish(engine.events.KVEventBatch(ts=1.0, events=[stored(engine, 1)]))
+        assert time.monotonic() - start < 10
+        one.close(0)
+        two.close(0)
+
+
+def test_a_configuration_that_cannot_work_is_vllms_error_to_raise(engine, caplog):
+    engine.register()
+    same = {"endpoint": "tcp://*:29999", "replay_endpoint": "tcp://*:29999"}
+    if engine.fake:
+        with publisher(engine, **same) as pub:
+            assert pub.stock
+            assert type(pub).__name__ == "ZmqEventPublisher"
+    else:
+        with pytest.raises(zmq.ZMQError), publisher(engine, **same):
+            pass
     assert "vLLM's own publisher runs" in caplog.text
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from kvevents.publish.extended import Extended
     from kvevents.publish.jobs import Frames
     from kvevents.publish.snapshots import Snapshots
-    from kvevents.publish.sockets import SharedContext
+    from kvevents.publish.sockets import AwaitedAddress, SharedContext
 
 __all__ = ["EXTENDED", "ReplayServer", "router_options"]
 
@@ -72,6 +72,8 @@ class ReplayServer(ReplayDesk):
         self._send_frame = send_of(socket)
         self._context = context
         self._stopping = False
+        self.awaited: AwaitedAddress | None = None
+        """While the socket's address is somebody else's."""
         self._waker, self._wakened = plain_socket.socketpair()
         context.use()
         self.thread = threading.Thread(target=self._run, name=f"kvevents-replay-{rank}", daemon=True)
@@ -99,6 +101,11 @@ class ReplayServer(ReplayDesk):
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._wakened, zmq.POLLIN)
         timeout: int | None = None
+        while self.awaited is not None and not self._stopping:
+            if self.awaited.bound():
+                self.awaited = None
+            else:
+                poller.poll(int(self.awaited.RETRY_S * 1000))
         while not self._stopping:
             if poller.poll(timeout):
                 try:

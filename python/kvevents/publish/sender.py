@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kvevents._core import Mirror, ReplayLog
     from kvevents.config import KVEventsConfig
     from kvevents.publish.outbox import Outbox
-    from kvevents.publish.sockets import SharedContext
+    from kvevents.publish.sockets import AwaitedAddress, SharedContext
 
 __all__ = ["Sender"]
 
@@ -52,6 +52,8 @@ class Sender(BatchWriter):
         self._heartbeat_s = config.heartbeat_s
         self._deadline = float("inf")
         self.ended_by: BaseException | None = None
+        self.awaited: AwaitedAddress | None = None
+        """While the socket's address is somebody else's."""
         context.use()
         self.thread = threading.Thread(target=self._run, name=f"kvevents-sender-{rank}", daemon=True)
 
@@ -75,11 +77,15 @@ class Sender(BatchWriter):
     def _loop(self) -> None:
         outbox = self._outbox
         while time.monotonic() < self._deadline:
+            if self.awaited is not None and self.awaited.bound():
+                self.awaited = None
             if self.step():
                 continue
             if outbox.closed:
                 return
-            if not outbox.wait(self._heartbeat_s):
+            if self.awaited is not None:
+                outbox.wait(self.awaited.RETRY_S)
+            elif not outbox.wait(self._heartbeat_s):
                 self.beat()
 
     def _transmit(self, number: bytes, payload: bytes) -> None:

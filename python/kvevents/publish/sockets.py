@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import errno
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import zmq
 import zmq.backend
 
-from kvevents.errors import ConfigError, PublisherError
+from kvevents.errors import ConfigError, EndpointInUseError, PublisherError
 from kvevents.publish.endpoints import Endpoint, check_ipc_path, in_use, node_address, numeric
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["NOBLOCK", "NOBLOCK_MORE", "SharedContext", "open_socket", "send_of"]
+__all__ = ["NOBLOCK", "NOBLOCK_MORE", "AwaitedAddress", "SharedContext", "open_socket", "send_of"]
 
 # Plain integers: `|` on pyzmq's enums costs more than the send itself.
 NOBLOCK = int(zmq.NOBLOCK)
@@ -78,6 +79,35 @@ def open_socket(
     except BaseException:
         socket.close(linger=0)
         raise
+
+
+class AwaitedAddress:
+    """An address that somebody else has, and the socket that gets it as soon as it is free.
+
+    Until then what is sent on the socket goes nowhere; it stays in the replay log. :meth:`bound` belongs to
+    the thread that owns the socket.
+    """
+
+    RETRY_S = 1.0
+
+    def __init__(self, context: SharedContext, kind: int, endpoint: Endpoint, rank: int) -> None:
+        self.socket = context.context.socket(kind)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self._endpoint = endpoint
+        self._rank = rank
+        self._next = 0.0
+
+    def bound(self) -> bool:
+        """Try again, at most once in :attr:`RETRY_S`; whether the socket has its address."""
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        self._next = now + self.RETRY_S
+        try:
+            _bind(self.socket, self._endpoint, self._rank)
+        except (zmq.ZMQError, EndpointInUseError):
+            return False
+        return True
 
 
 def _bind(socket: zmq.Socket[bytes], endpoint: Endpoint, rank: int) -> Endpoint:

@@ -14,7 +14,13 @@ import zmq
 
 from kvevents._core import Mirror, ReplayLog, dialects
 from kvevents.config import KVEventsConfig
-from kvevents.errors import ConfigError, EventTypeError, ForkError, PublisherClosedError
+from kvevents.errors import (
+    ConfigError,
+    EndpointInUseError,
+    EventTypeError,
+    ForkError,
+    PublisherClosedError,
+)
 from kvevents.publish import endpoints
 from kvevents.publish.base import EventPublisher, MirrorStats, PublisherStats
 from kvevents.publish.extended import Extended
@@ -22,7 +28,7 @@ from kvevents.publish.outbox import END_SEQUENCE, Outbox
 from kvevents.publish.replay import ReplayServer, router_options
 from kvevents.publish.sender import Sender
 from kvevents.publish.snapshots import Snapshots
-from kvevents.publish.sockets import SharedContext, open_socket
+from kvevents.publish.sockets import AwaitedAddress, SharedContext, open_socket
 
 if TYPE_CHECKING:
     from kvevents.config import ExactFor, Overflow
@@ -58,6 +64,8 @@ class ZmqEventPublisher(EventPublisher):
 
     sender_class: ClassVar[type[Sender]] = Sender
     """The thread that encodes and sends; an engine's plug-in has one that writes what the engine writes."""
+    awaits_address: ClassVar[bool] = False
+    """Whether an address that somebody else has is waited for, in the threads, instead of raised at start."""
 
     def __init__(  # noqa: PLR0917 - vLLM's positions
         self,
@@ -127,14 +135,14 @@ class ZmqEventPublisher(EventPublisher):
         context = SharedContext(shared="inproc" in schemes)
         bind = endpoints.binds(live) if config.bind is None else config.bind
         context.use()
-        pub = router = None
+        pub = router = awaited_replay = None
         try:
-            pub, live = open_socket(
-                context, zmq.PUB, live, bind=bind, rank=rank, options={zmq.SNDHWM: config.hwm}
+            pub, live, awaited_live = self._open(
+                context, zmq.PUB, live, bind=bind, options={zmq.SNDHWM: config.hwm}
             )
             if replay is not None:
-                router, replay = open_socket(
-                    context, zmq.ROUTER, replay, bind=True, rank=rank, options=router_options()
+                router, replay, awaited_replay = self._open(
+                    context, zmq.ROUTER, replay, bind=True, options=router_options()
                 )
         except BaseException:
             if pub is not None:
@@ -154,6 +162,9 @@ class ZmqEventPublisher(EventPublisher):
             context=context,
         )
         self._server = None if router is None else self._make_server(router, context)
+        self._sender.awaited = awaited_live
+        if self._server is not None:
+            self._server.awaited = awaited_replay
         context.leave()
         self._sender.thread.start()
         if self._server is not None:
@@ -162,6 +173,30 @@ class ZmqEventPublisher(EventPublisher):
             "rank %d: events are published at %s (%s), replay at %s",
             rank, live, "bound" if bind else "connected", replay or "no address",
         )  # fmt: skip
+
+    def _open(
+        self,
+        context: SharedContext,
+        kind: int,
+        endpoint: endpoints.Endpoint,
+        *,
+        bind: bool,
+        options: dict[int, Any],
+    ) -> tuple[zmq.Socket[bytes], endpoints.Endpoint, AwaitedAddress | None]:
+        """A socket, its address, and what waits for that address if somebody else has it."""
+        rank = self._data_parallel_rank
+        try:
+            return *open_socket(context, kind, endpoint, bind=bind, rank=rank, options=options), None
+        except EndpointInUseError as e:
+            if not self.awaits_address:
+                raise
+            awaited = AwaitedAddress(context, kind, endpoint, rank)
+            for option, value in options.items():
+                awaited.socket.setsockopt(option, value)
+            _log.warning(
+                "%s; it is taken as soon as it is free, what is published until then can be replayed", e
+            )
+            return awaited.socket, endpoint, awaited
 
     def _make_server(self, router: zmq.Socket[bytes], context: SharedContext) -> ReplayServer:
         rank, config = self._data_parallel_rank, self._config

@@ -7,6 +7,7 @@ hold the class since their import.
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -23,16 +24,22 @@ if TYPE_CHECKING:
 
 __all__ = ["install"]
 
+log = logging.getLogger("vllm.kvevents")
+
 _LMCACHE = "vllm.distributed.kv_transfer.kv_connector.v1.lmcache_connector"
 _STOCK_NAME = "KVEventAggregatorOfVLLM"
 _stock_aggregate = KVOutputAggregator.aggregate
 _stock_from_connector = KVOutputAggregator.from_connector.__func__
+_stock_defer: Any = getattr(KVOutputAggregator, "ft_defer_kv_connector_outputs", None)
+"""0.33's: what is left of a step in which a worker failed."""
 
 
 def install(_settings: Settings) -> str:
     """Replace the event part of ``KVOutputAggregator``, and ``KVEventAggregator``."""
     KVOutputAggregator.aggregate = aggregate
     KVOutputAggregator.from_connector = classmethod(from_connector)
+    if _stock_defer is not None:
+        KVOutputAggregator.ft_defer_kv_connector_outputs = defer
     _replace_event_aggregator()
     return "votes by block and worker, over steps"
 
@@ -56,6 +63,7 @@ def from_connector(cls: Any, connector: Any, world_size: int) -> Any:
     """vLLM's, and what the connector says about its events."""
     made = _stock_from_connector(cls, connector, world_size)
     made._kvevents_votes = Votes(Rules.of(connector))
+    made._kvevents_workers = world_size
     return made
 
 
@@ -65,15 +73,41 @@ def aggregate(self: Any, outputs: Sequence[Any], output_rank: int = 0) -> Any:
 
     A worker is its position in ``outputs``. Where vLLM returns ``None``, the events stay for the next step.
     """
-    votes = self.__dict__.get("_kvevents_votes")
-    if votes is None:
-        votes = self._kvevents_votes = Votes()
-    for worker, output in enumerate(outputs):
-        part = output and output.kv_connector_output
-        if part and part.kv_cache_events is not None:
-            votes.add(worker, part.kv_cache_events)
-            part.kv_cache_events = None
+    votes = _votes_of(self)
+    _take_over(votes, [output and output.kv_connector_output for output in outputs])
     result = _stock_aggregate(self, outputs, output_rank)
     if result is not None:
         result.kv_connector_output.kv_cache_events = votes.take(len(outputs))
     return result
+
+
+def defer(self: Any, kv_connector_outputs: list[Any]) -> None:
+    """vLLM's, which drops the events of a step that failed; here they wait for the next step, as votes do.
+
+    Only where every worker left its part: else nobody says whose is whose. Blocks that were stored then are
+    never agreed on, and blocks that were removed stay announced, which is said once.
+    """
+    if len(kv_connector_outputs) == self.__dict__.get("_kvevents_workers"):
+        _take_over(_votes_of(self), kv_connector_outputs)
+    elif any(part and part.kv_cache_events is not None for part in kv_connector_outputs):
+        if not self.__dict__.get("_kvevents_told"):
+            log.warning(
+                "kvevents: a worker failed, connectors' events of that step are lost: it is not said whose"
+            )
+        self._kvevents_told = True
+    _stock_defer(self, kv_connector_outputs)
+
+
+def _votes_of(aggregator: Any) -> Votes:
+    votes: Votes | None = aggregator.__dict__.get("_kvevents_votes")
+    if votes is None:
+        votes = aggregator._kvevents_votes = Votes()
+    return votes
+
+
+def _take_over(votes: Votes, parts: list[Any]) -> None:
+    """Each worker's container out of its output; a worker is its position."""
+    for worker, part in enumerate(parts):
+        if part and part.kv_cache_events is not None:
+            votes.add(worker, part.kv_cache_events)
+            part.kv_cache_events = None

@@ -36,6 +36,7 @@ NO_LIMIT = 2**31 - 1
 def install(settings: Settings) -> str:
     """Take over the name ``zmq``; returns how it runs, for the log line."""
     kv_events.EventPublisherFactory._registry["zmq"] = functools.partial(_create, settings.options)
+    _warn_through(log)
     options = settings.options
     full = "a full queue waits, as in vLLM" if options.overflow == "block" else (
         f"overflow={options.overflow}: never waits, where vLLM's waits on a full queue"
@@ -43,6 +44,14 @@ def install(settings: Settings) -> str:
     return (
         f"{full}; replay bounded by {options.buffer_bytes >> 20} MiB; dialect {options.dialect or native()}"
     )
+
+
+def _warn_through(engine: logging.Logger) -> None:
+    """What the package warns of goes where the engine's own warnings go; its start is told only once."""
+    package = logging.getLogger("kvevents")
+    package.parent = engine
+    if package.level == logging.NOTSET:
+        package.setLevel(logging.WARNING)
 
 
 def native() -> str:
@@ -55,7 +64,8 @@ def native() -> str:
 def _create(options: Options, **config: Any) -> Any:
     """What the factory calls: ours, or vLLM's own where ours cannot start with this configuration.
 
-    An error that vLLM's own start raises for the same configuration is vLLM's to raise.
+    An error that vLLM's own start raises for the same configuration is vLLM's to raise; only a port that
+    somebody else has does not stop the engine: it is bound as soon as it is free.
     """
     try:
         return EnginePublisher(**config, options=options)
@@ -98,6 +108,7 @@ class EngineSender(Sender):
 
 class _Publisher(ZmqEventPublisher):
     sender_class = EngineSender
+    awaits_address = True
 
 
 class EnginePublisher(kv_events.ZmqEventPublisher):  # type: ignore[misc]
