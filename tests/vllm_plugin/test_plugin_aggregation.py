@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
 from collections import Counter
 from types import SimpleNamespace
@@ -169,6 +170,57 @@ def test_our_containers_arrive_untouched_and_tagged(engine):
     block = ours.BlockStored([1], None, [1, 2], 2, None, "CPU", None)
     got = workers.step(None, WorkerKVEvents([block]))
     assert [(w, list(events)) for w, events in got.by_worker()] == [(1, [block])]
+
+
+def test_our_containers_wait_where_there_is_no_output(engine):
+    engine.register("aggregator")
+    workers = Workers(engine)
+    first, second = (ours.BlockStored([n], None, [1, 2], 2, None, "CPU", None) for n in (1, 2))
+    part = engine.outputs.KVConnectorOutput()
+    part.kv_cache_events = WorkerKVEvents([first])
+    assert workers.aggregator.aggregate([None, SimpleNamespace(kv_connector_output=part)], 0) is None
+    got = workers.step(WorkerKVEvents([second]), None)
+    assert sorted((w, [e.block_hashes for e in events]) for w, events in got.by_worker()) == [
+        (0, [[2]]),
+        (1, [[1]]),
+    ]
+
+
+def of_vllm(engine, name):
+    """The scheduler half of one of vLLM's own connectors, and its container of one worker's events."""
+    if engine.fake:
+        pytest.skip("vLLM's own connectors need a real vLLM")
+    where = {"LMCacheConnectorV1": "lmcache_connector", "MooncakeStoreConnector": "mooncake.store.connector"}
+    path = f"vllm.distributed.kv_transfer.kv_connector.v1.{where[name]}"
+    module = importlib.import_module(path)
+    scheduler = object.__new__(getattr(module, name))
+    scheduler._kv_cache_events = None
+    scheduler.connector_scheduler = SimpleNamespace(update_connector_output=lambda output: None)
+    scheduler.get_finished_count = lambda: None
+    make = getattr(module, {"LMCacheConnectorV1": "LMCacheKVEvents"}.get(name, "MooncakeStoreKVEvents"))
+
+    def container(*events):
+        made = make(1)
+        made.add_events(list(events))
+        return made
+
+    return scheduler, container
+
+
+@pytest.mark.parametrize("name", ["LMCacheConnectorV1", "MooncakeStoreConnector"])
+def test_vllms_own_connectors_hear_a_block_once_both_workers_have_it(engine, name):
+    """Also where the second worker reports a step later, and again when it is stored again."""
+    engine.register("aggregator")
+    scheduler, box = of_vllm(engine, name)
+    workers = Workers(engine, scheduler)
+    one, two = stored(engine, 1, group_idx=0), stored(engine, 2, parent=1, group_idx=0)
+    published = []
+    for containers in ((box(one), None), (None, box(one)), (None, None), (box(one, two), box(two, one))):
+        output = engine.outputs.KVConnectorOutput()
+        output.kv_cache_events = workers.step(*containers)
+        scheduler.update_connector_output(output)
+        published.append([h for e in scheduler.take_events() for h in e.block_hashes])
+    assert published == [[], [1], [], [1, 2]]
 
 
 class Mixed(KVEventsMixin):

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 __all__ = ["NAMES", "VERSIONS", "Name", "problem", "release"]
 
-VERSIONS = {"0.32": "run", "0.33": "read"}
-"""Releases whose names are known: run in tests, or only read in its sources."""
+VERSIONS = {"0.32": "run", "0.33": "tried on its sources"}
+"""Releases whose names are known: engines of it were run, or the plug-in was tried on its modules alone."""
 
 
 class Name(NamedTuple):
