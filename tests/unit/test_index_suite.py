@@ -390,6 +390,37 @@ def test_groups_may_differ_in_block_size(index: Any) -> None:
     assert one(index, tokens).tokens == 16
 
 
+def test_one_hash_may_end_prefixes_that_are_cut_into_blocks_of_several_sizes(index: Any) -> None:
+    """vLLM names a larger block of a hybrid model by the hash of the last small one inside it."""
+    tokens = prompt(6)
+    large = {"size": 8, **group(1)}
+    index.apply_events("a", 0, [stored(tokens, **group(0)), stored(tokens, **large)])
+    assert one(index, tokens).tokens == 24
+    index.apply_events("a", 0, [removed(tokens, 2, size=8, group_idx=1)])
+    assert one(index, tokens).tokens == 16
+    assert one(index, tokens).alone == {"GPU": 16}
+    # Hash-only news of a group goes to its own blocks, and a hash counts once in a scope.
+    again = {"lora_id": None, "medium": "GPU", "lora_name": None, "block_size": 0, **group(1)}
+    last = hashes_of(tokens, 1, 8)[2]
+    for _ in range(2):
+        index.apply_events(
+            "a", 0, [BlockStored(block_hashes=[last], parent_block_hash=None, token_ids=[], **again)]
+        )
+    assert one(index, tokens).tokens == 24
+    index.apply_events(
+        "a", 0, [removed(tokens, *range(6), group_idx=0), removed(tokens, 0, 1, 2, size=8, group_idx=1)]
+    )
+    assert not index.find(tokens)
+    assert index.digest("a") == bytes(16)
+
+
+def test_a_tier_of_larger_blocks_with_the_same_hashes_counts_beside_the_small_ones(index: Any) -> None:
+    tokens = prompt(8)
+    index.apply_events("a", 0, [stored(tokens, 0, 2), stored(tokens, size=8, medium="CPU")])
+    assert one(index, tokens).alone == {"GPU": 8, "CPU": 32}
+    assert one(index, tokens).tokens == 32
+
+
 def test_recurrent_groups_need_their_last_block(index: Any) -> None:
     tokens = prompt(4)
     index.apply_events("a", 0, [stored(tokens, **group(0)), stored(tokens, **group(1, "mamba"))])

@@ -25,6 +25,8 @@ __all__ = ["NaivePrefixIndex"]
 Content: TypeAlias = tuple[Any, ...]
 Scope: TypeAlias = "tuple[str | None, int | None, str | None, str | None]"
 Group: TypeAlias = "tuple[int | None, int]"
+Sized: TypeAlias = "tuple[ExternalBlockHash, int]"
+"""A hash, and the size of the blocks into which the prefix before it is cut: one may end several cuts."""
 
 TIERS = {
     "GPU": ("GPU", "DEVICE", "HBM"),
@@ -101,8 +103,10 @@ class _Source:
     rank: int
     owner: bool
     ttl: float | None = None
-    resident: dict[ExternalBlockHash, dict[Scope, float]] = field(default_factory=dict)
-    content: dict[ExternalBlockHash, Content] = field(default_factory=dict)
+    resident: dict[Sized, dict[Scope, float]] = field(default_factory=dict)
+    content: dict[Sized, Content] = field(default_factory=dict)
+    units: list[int] = field(default_factory=list)
+    """Sizes that were seen."""
     orphans: list[BlockStored] = field(default_factory=list)
     scopes: dict[Scope, bool] = field(default_factory=dict)
     groups: dict[Group, int | None] = field(default_factory=dict)
@@ -114,6 +118,7 @@ class _Source:
 
     def clear(self) -> None:
         self.resident, self.content, self.orphans, self.expected = {}, {}, [], {}
+        self.units = []
         self.keys = NaiveResidentSet()
         self.complete = self.valid = True
 
@@ -125,28 +130,51 @@ class _Source:
     def incomplete(self) -> None:
         self.complete = self.valid = False
 
+    def unit(self, event: BlockStored) -> int:
+        """The size of its group's blocks, or a multiple of that in a tier with larger ones."""
+        own = next((size for g, size in self.groups if g == event.group_idx), 0)
+        size = event.block_size
+        return own if own and (not size or size % own) else size
+
+    def at(self, h: ExternalBlockHash, unit: int) -> Sized:
+        """Where a block belongs; one whose size nobody said, where its hash is known."""
+        if unit not in self.units:
+            if unit == 0 and self.units:
+                rows = [(h, u) for u in self.units if (h, u) in self.resident or (h, u) in self.content]
+                return rows[0] if rows else (h, self.units[0])
+            if 0 in self.units:
+                self.units[self.units.index(0)] = unit
+                self.resident = {(h, u or unit): scopes for (h, u), scopes in self.resident.items()}
+                self.content = {(h, u or unit): content for (h, u), content in self.content.items()}
+            else:
+                self.units.append(unit)
+        return h, unit
+
     def put(self, event: BlockStored, h: ExternalBlockHash, content: Content | None, now: float) -> None:
-        was = self.resident.setdefault(h, {})
-        if content is not None and (h not in self.content or not was):
-            self.content[h] = content
-        was[_scope(event)] = now
-        for scope in was:
-            was[scope] = now
+        scope = _scope(event)
+        there = [(h, u) for u in self.units if scope in self.resident.get((h, u), {})]
+        key = there[0] if there else self.at(h, self.unit(event))
+        was = self.resident.setdefault(key, {})
+        if content is not None and (key not in self.content or not was):
+            self.content[key] = content
+        was[scope] = now
+        for other in was:
+            was[other] = now
         if content is not None:
             self.expected.pop(content, None)
 
     def unset(self, h: ExternalBlockHash, scope: Scope) -> bool:
-        had = scope in self.resident.get(h, {})
-        if had:
-            del self.resident[h][scope]
-            if not self.resident[h]:
-                del self.resident[h]
-        return had
+        had = [(h, u) for u in self.units if scope in self.resident.get((h, u), {})]
+        for key in had:
+            del self.resident[key][scope]
+            if not self.resident[key]:
+                del self.resident[key]
+        return bool(had)
 
-    def learn(self, h: ExternalBlockHash, content: Content) -> None:
+    def learn(self, key: Sized, content: Content) -> None:
         """A block that waited: resident still, or remembered."""
-        if (h in self.resident and h not in self.content) or (h not in self.resident and h in self.content):
-            self.content[h] = content
+        if (key in self.resident) != (key in self.content):
+            self.content[key] = content
 
     def run(self, event: BlockStored, parent: Content, start: int, now: float | None) -> None:
         """The contents down a chain; ``now`` is ``None`` for blocks that were stored before."""
@@ -163,17 +191,21 @@ class _Source:
                 return
             content = (content, tuple(event.token_ids[i * size : (i + 1) * size]), extra[i])
             if now is None:
-                self.learn(h, content)
+                self.learn((h, self.unit(event)), content)
             else:
                 self.put(event, h, content, now)
             before = h
 
+    def parent(self, event: BlockStored) -> Sized:
+        """What an event's blocks follow."""
+        return _key(event.parent_block_hash or 0), self.unit(event)
+
     def adopt(self) -> None:
         """Give every orphan whose parent is known its contents, and so on."""
-        while ready := [o for o in self.orphans if _key(o.parent_block_hash or 0) in self.content]:
+        while ready := [o for o in self.orphans if self.parent(o) in self.content]:
             orphan = ready[0]
             self.orphans.remove(orphan)
-            self.run(orphan, self.content[_key(orphan.parent_block_hash or 0)], 0, None)
+            self.run(orphan, self.content[self.parent(orphan)], 0, None)
 
 
 class NaivePrefixIndex:
@@ -275,7 +307,7 @@ class NaivePrefixIndex:
             again = False
             for s in self._sources.values():
                 for orphan in list(s.orphans):
-                    h = _key(orphan.parent_block_hash or 0)
+                    h = s.parent(orphan)
                     found = [o.content[h] for o in self._sources.values() if o is not s and h in o.content]
                     if found and orphan in s.orphans:
                         s.orphans.remove(orphan)
@@ -297,14 +329,14 @@ class NaivePrefixIndex:
         elif parent is None:
             lora_id = event.lora_id if event.lora_name is None and event.lora_id else None
             s.run(event, ("root", event.lora_name, lora_id, _extra(event)[0]), 0, now)
-        elif parent in s.content:
-            s.run(event, s.content[parent], 0, now)
+        elif s.parent(event) in s.content:
+            s.run(event, s.content[s.parent(event)], 0, now)
         else:
             for h in event.block_hashes:
                 s.put(event, _key(h), None, now)
             first_hash = _key(event.block_hashes[0])
-            if first_hash in s.content:
-                s.run(event, s.content[first_hash], 1, None)
+            if (first_hash, s.unit(event)) in s.content:
+                s.run(event, s.content[first_hash, s.unit(event)], 1, None)
             elif first_hash != parent:
                 self._wait(s, event)
         s.adopt()
@@ -313,7 +345,8 @@ class NaivePrefixIndex:
         s.orphans.append(event)
         while sum(len(o.block_hashes) for o in s.orphans) > self._orphan_blocks:
             gone = s.orphans.pop(0)
-            if any(_key(h) in s.resident and _key(h) not in s.content for h in gone.block_hashes):
+            keys = [(_key(h), u) for h in gone.block_hashes for u in s.units]
+            if any(key in s.resident and key not in s.content for key in keys):
                 s.incomplete()
 
     # ---------------------------------------------------------------- answers out
@@ -369,7 +402,7 @@ class NaivePrefixIndex:
         held: dict[Any, set[Scope]] = {}
         for h, scopes in s.resident.items():
             fresh = {sc for sc, at in scopes.items() if s.ttl is None or at >= now - s.ttl}
-            name = h if by_hash else s.content.get(h)
+            name = h[0] if by_hash else s.content.get(h)
             if name is not None:
                 held.setdefault(name, set()).update(fresh)
         expected = {c for c, until in s.expected.items() if until >= now}
@@ -455,7 +488,7 @@ class NaivePrefixIndex:
             scopes = [sc for sc in s.resident[h] if tier_of(sc[0]) == tier]
             gone += bool(scopes)
             for sc in scopes:
-                s.unset(h, sc)
+                s.unset(h[0], sc)
         s.valid = s.valid and not gone
         return gone
 

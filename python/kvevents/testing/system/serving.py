@@ -58,7 +58,7 @@ class Serving:
         if spec.kind == "groups":
             groups = [
                 KVCacheGroup(size),
-                KVCacheGroup(size),
+                KVCacheGroup(2 * size),
                 KVCacheGroup(size, "sliding_window", 2 * size),
             ]
         self.pool = BlockPool(

@@ -20,7 +20,7 @@ use crate::hash::MAX_HASH_BYTES;
 use crate::resident::Digest;
 use xxhash_rust::xxh3::xxh3_64;
 
-const MAGIC: &[u8; 8] = b"KVINDEX1";
+const MAGIC: &[u8; 8] = b"KVINDEX2";
 const HEADER: usize = 16;
 /// Rows that are written under one lock.
 const ROWS_PER_LOCK: usize = 512;
@@ -121,6 +121,7 @@ fn put_rows(out: &mut Vec<u8>, source: &Source, s: usize) -> bool {
     out.push(u8::from(layout.is_int));
     put_u32(out, layout.width as u32);
     out.push(u8::from(layout.timed));
+    put_u32(out, layout.unit);
     for piece in 0..PIECES {
         let mut from = 0;
         loop {
@@ -206,11 +207,11 @@ fn read_shard(r: &mut Reader<'_>, mut shard: Shard) -> Result<Shard> {
             END => break,
             b => b != 0,
         };
-        let (width, timed) = (r.u32()? as usize, r.bool()?);
+        let (width, timed, unit) = (r.u32()? as usize, r.bool()?, r.u32()?);
         if width > MAX_HASH_BYTES || is_int && width != 8 {
             return corrupt("a hash is too long");
         }
-        let layout = Layout { is_int, width, timed };
+        let layout = Layout { is_int, width, timed, unit };
         let mut store = Store::new(layout, shard.seed);
         loop {
             let piece = usize::from(r.u8()?);

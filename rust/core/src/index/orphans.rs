@@ -4,22 +4,23 @@ use std::collections::{BTreeSet, VecDeque};
 
 use hashbrown::HashMap;
 
+use super::store::Sized;
 use crate::events::EventData;
-use crate::hash::{BlockHash, HashRef};
+use crate::hash::HashRef;
 
 /// One waiting store: a copy, so that it does not keep its whole batch in memory.
 #[derive(Clone, Debug)]
 pub struct Orphan {
     /// The event.
     pub event: EventData,
-    parent: BlockHash,
+    parent: Sized,
 }
 
 /// See the module.
 #[derive(Clone, Debug, Default)]
 pub struct Orphans {
     waiting: HashMap<u64, Orphan>,
-    by_parent: HashMap<BlockHash, BTreeSet<u64>>,
+    by_parent: HashMap<Sized, BTreeSet<u64>>,
     /// Oldest first; numbers that no longer wait are passed over.
     order: VecDeque<u64>,
     next: u64,
@@ -34,12 +35,12 @@ impl Orphans {
 
     /// Whether a store waits for this block.
     #[inline]
-    pub fn want(&self, parent: HashRef<'_>) -> bool {
-        !self.waiting.is_empty() && self.by_parent.contains_key(&parent.to_owned())
+    pub fn want(&self, parent: HashRef<'_>, unit: u32) -> bool {
+        !self.waiting.is_empty() && self.by_parent.contains_key(&(parent.to_owned(), unit))
     }
 
     /// Adds a store; gives up the oldest ones beyond `bound` blocks and returns them.
-    pub fn push(&mut self, event: EventData, parent: BlockHash, bound: usize) -> Vec<Orphan> {
+    pub fn push(&mut self, event: EventData, parent: Sized, bound: usize) -> Vec<Orphan> {
         self.blocks += event.view(0).num_hashes();
         self.by_parent.entry(parent.clone()).or_default().insert(self.next);
         self.waiting.insert(self.next, Orphan { event, parent });
@@ -55,7 +56,7 @@ impl Orphans {
     }
 
     /// Takes the stores that wait for this block.
-    pub fn take(&mut self, parent: &BlockHash) -> Vec<Orphan> {
+    pub fn take(&mut self, parent: &Sized) -> Vec<Orphan> {
         let ids = self.by_parent.remove(parent).unwrap_or_default();
         let found: Vec<Orphan> = ids.iter().filter_map(|id| self.waiting.remove(id)).collect();
         self.blocks -= found.iter().map(|o| o.event.view(0).num_hashes()).sum::<usize>();

@@ -9,10 +9,10 @@ use super::profile::SourceId;
 use super::query::Query;
 use super::shard::{Shard, is_shared};
 use super::store::PIECES;
+use super::store::Sized;
 use super::tiers::Tiers;
 use super::wanted::Wanted;
 use crate::events::{EventData, EventKind, EventList};
-use crate::hash::BlockHash;
 
 /// The number of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -182,14 +182,14 @@ impl PrefixIndex {
 
     /// Looks for the unknown parents of a source's orphans in the other sources, since blocks that came by
     /// transfer were announced there; and tells others what they waited for.
-    fn resolve(&self, src: &Source, wanted: Vec<BlockHash>, mut told: Vec<(BlockHash, ContentKey)>) {
+    fn resolve(&self, src: &Source, wanted: Vec<Sized>, mut told: Vec<(Sized, ContentKey)>) {
         if !wanted.is_empty() {
             // Before looking, so that nobody can make one of them known unnoticed in between.
             self.wanted.add(&wanted, src.number);
             let others = self.all();
             told.extend(wanted.into_iter().filter_map(|hash| {
                 let mut others = others.iter().filter(|s| s.number != src.number);
-                let content = others.find_map(|s| s.read().content_of(hash.as_ref()))?;
+                let content = others.find_map(|s| s.read().content_of(hash.0.as_ref(), hash.1))?;
                 Some((hash, content))
             }));
         }

@@ -126,6 +126,16 @@ impl Profile {
         Some(GroupInfo { group, kind, block_size })
     }
 
+    /// The size of the blocks into which a store's prefix is cut: its group's, or a multiple of that in a
+    /// tier with larger blocks. (A part of a block hangs on whole ones.)
+    pub fn unit_of(&self, attrs: &Attrs) -> u32 {
+        let of_group = self.groups.iter().find(|g| g.group == attrs.group_idx).map(|g| g.block_size);
+        match (of_group, attrs.block_size) {
+            (Some(own), size) if size % own != 0 || size == 0 => own,
+            (_, size) => size,
+        }
+    }
+
     /// Whether a block may count although an earlier one of its size is not resident.
     pub fn needs_all_blocks(&self) -> bool {
         self.groups.iter().any(|g| g.kind != GroupKind::Full || g.block_size != self.groups[0].block_size)

@@ -7,11 +7,11 @@ use super::counters::{Bounds, Counters};
 use super::expected::Expected;
 use super::orphans::{Orphan, Orphans};
 use super::profile::{Profile, ScopeInfo};
-use super::store::{Id, Layout, Store, mask};
+use super::store::{Id, Layout, Sized, Store, mask};
 use super::tiers::Tiers;
 use super::wanted::Wanted;
 use crate::events::{Attrs, EventData, EventKind, EventList, EventView, Tokens};
-use crate::hash::{BlockHash, HashRef};
+use crate::hash::HashRef;
 use crate::resident::{Digest, KeyWriter};
 
 /// Most scopes (medium, group, locality, ownership) of one source, a bit of a mask each; and most groups
@@ -30,7 +30,7 @@ pub struct Shard {
     orphans: Orphans,
     /// What orphans of all sources wait for, and what became known of it here.
     wanted: Arc<Wanted>,
-    pub(super) told: Vec<(BlockHash, ContentKey)>,
+    pub(super) told: Vec<(Sized, ContentKey)>,
     pub(super) expected: Expected,
     pub(super) bounds: Bounds,
     /// Whether this stands for the owner of a shared tier, whose blocks count here.
@@ -49,6 +49,16 @@ pub struct Shard {
 pub fn is_shared(attrs: &Attrs) -> bool {
     let local = |l: &Arc<str>| l.eq_ignore_ascii_case("local");
     attrs.ownership.is_some() || attrs.locality.as_ref().is_some_and(|l| !local(l))
+}
+
+/// Where and when a store makes blocks resident.
+#[derive(Clone, Copy)]
+struct At {
+    /// The size of its blocks, see [`Profile::unit_of`].
+    unit: u32,
+    /// Its scope.
+    bit: usize,
+    now: u32,
 }
 
 impl Shard {
@@ -107,29 +117,41 @@ impl Shard {
         self.digest = None;
     }
 
-    fn find(&self, hash: HashRef<'_>) -> Option<(&Store, Id)> {
-        let store = self.stores.iter().find(|s| s.takes(hash))?;
-        Some((store, store.find(hash)?))
+    /// The rows of a hash, one for each size of blocks.
+    fn find(&self, hash: HashRef<'_>) -> impl Iterator<Item = (&Store, Id)> {
+        self.stores.iter().filter(move |s| s.takes(hash)).filter_map(move |s| Some((s, s.find(hash)?)))
     }
 
-    fn store_for(&mut self, hash: HashRef<'_>) -> &mut Store {
-        let at = self.stores.iter().position(|s| s.takes(hash)).unwrap_or_else(|| {
-            self.stores.push(Store::new(Layout::of(hash, self.ttl.is_some()), self.seed));
+    /// Where a block of this size belongs; one whose size nobody said (`unit` 0) where its hash is known.
+    fn store_for(&mut self, hash: HashRef<'_>, unit: u32) -> &mut Store {
+        let mut at = self.stores.iter().position(|s| s.takes(hash) && s.layout.unit == unit);
+        if at.is_none() && unit == 0 {
+            at = self.stores.iter().position(|s| s.takes(hash) && s.find(hash).is_some());
+            at = at.or_else(|| self.stores.iter().position(|s| s.takes(hash)));
+        } else if at.is_none() {
+            // What is there by hash only may be of any size.
+            at = self.stores.iter().position(|s| s.takes(hash) && s.layout.unit == 0);
+            if let Some(at) = at {
+                self.stores[at].layout.unit = unit;
+            }
+        }
+        let at = at.unwrap_or_else(|| {
+            self.stores.push(Store::new(Layout::of(hash, self.ttl.is_some(), unit), self.seed));
             self.stores.len() - 1
         });
         &mut self.stores[at]
     }
 
     /// The content of a block that is, or recently was, resident.
-    pub fn content_of(&self, hash: HashRef<'_>) -> Option<ContentKey> {
-        let (store, id) = self.find(hash)?;
+    pub fn content_of(&self, hash: HashRef<'_>, unit: u32) -> Option<ContentKey> {
+        let (store, id) = self.find(hash).find(|(s, _)| s.layout.unit == unit)?;
         Some(store.content(id)).filter(|&c| c != 0)
     }
 
     /// The scopes in which a hash is resident; not where it was last stored before `cutoff`.
     pub fn mask_of_hash(&self, hash: HashRef<'_>, cutoff: u32) -> u32 {
-        let Some((store, id)) = self.find(hash) else { return 0 };
-        if store.stored_at(id).is_some_and(|t| t < cutoff) { 0 } else { store.mask(id) }
+        let fresh = self.find(hash).filter(|(s, id)| s.stored_at(*id).is_none_or(|t| t >= cutoff));
+        fresh.fold(0, |m, (s, id)| m | s.mask(id))
     }
 
     /// The scopes in which a content is resident; not where it was last stored before `cutoff`.
@@ -188,7 +210,7 @@ impl Shard {
 
     /// Applies events in order. `now` is the caller's time. Returns the parents that are not known here
     /// and may be known of other sources: [`Self::adopt`] takes the answers.
-    pub fn apply(&mut self, events: &EventList, tiers: &Mutex<Tiers>, now: u32) -> Vec<BlockHash> {
+    pub fn apply(&mut self, events: &EventList, tiers: &Mutex<Tiers>, now: u32) -> Vec<Sized> {
         self.last_seen = now;
         self.version += 1;
         if events.overflowed() {
@@ -230,9 +252,8 @@ impl Shard {
 
     fn remove(&mut self, v: &EventView<'_>, bit: usize) {
         for hash in v.hashes() {
-            let store = self.stores.iter_mut().find(|s| s.takes(hash));
-            let had = store.and_then(|s| s.find(hash).map(|id| s.unset(id, 1 << bit)));
-            if had.unwrap_or(0) == 0 {
+            let mut stores = self.stores.iter_mut().filter(|s| s.takes(hash));
+            if !stores.any(|s| s.find(hash).is_some_and(|id| s.unset(id, 1 << bit) != 0)) {
                 self.counters.unknown_removed += 1;
                 continue;
             }
@@ -245,7 +266,9 @@ impl Shard {
         }
     }
 
-    fn store(&mut self, v: &EventView<'_>, bit: usize, now: u32, wanted: &mut Vec<BlockHash>) {
+    fn store(&mut self, v: &EventView<'_>, bit: usize, now: u32, wanted: &mut Vec<Sized>) {
+        let unit = self.profile.unit_of(v.attrs());
+        let at = At { unit, bit, now };
         let tokens = match v.tokens() {
             Tokens::Plain(t) if !v.is_irregular() && !t.is_empty() => t,
             _ => {
@@ -254,35 +277,35 @@ impl Shard {
                 } else {
                     self.counters.irregular += 1;
                 }
-                return self.put_hashes(v, 0, bit, now);
+                return self.put_hashes(v, 0, at);
             }
         };
         let extra = ExtraReader::new(v.extra_keys(), v.attrs(), v.parent().is_none());
         let Some(parent) = v.parent() else {
             let root = Root::of(v.attrs(), extra.salt()).key(self.seed);
-            return self.put_run(v, tokens, extra, root, bit, now);
+            return self.put_run(v, tokens, extra, root, at);
         };
-        if let Some(content) = self.content_of(parent) {
-            return self.put_run(v, tokens, extra, content, bit, now);
+        if let Some(content) = self.content_of(parent, unit) {
+            return self.put_run(v, tokens, extra, content, at);
         }
         // Resident by hash; what it holds follows from its own first block, where that is known (another
         // tier of it, say), or when its parent's is.
-        self.put_hashes(v, 0, bit, now);
+        self.put_hashes(v, 0, at);
         let first = v.hash_at(0);
         if first == parent {
             self.counters.self_parent += 1;
-        } else if let Some(content) = self.content_of(first) {
-            self.fill_run(v, tokens, 1, content, &mut Vec::new());
+        } else if let Some(content) = self.content_of(first, unit) {
+            self.fill_run(v, tokens, 1, content, unit, &mut Vec::new());
         } else {
-            wanted.push(parent.to_owned());
-            self.wait(v, parent.to_owned());
+            wanted.push((parent.to_owned(), unit));
+            self.wait(v, (parent.to_owned(), unit));
         }
     }
 
     /// Makes the blocks from the one at `from` on resident by hash only.
-    fn put_hashes(&mut self, v: &EventView<'_>, from: usize, bit: usize, now: u32) {
+    fn put_hashes(&mut self, v: &EventView<'_>, from: usize, at: At) {
         for hash in v.hashes().skip(from) {
-            self.put(hash, bit, 0, now);
+            self.put(hash, at, 0);
         }
     }
 
@@ -293,8 +316,7 @@ impl Shard {
         tokens: &[u32],
         mut extra: ExtraReader<'_>,
         parent: ContentKey,
-        bit: usize,
-        now: u32,
+        at: At,
     ) {
         let mut content = parent;
         let mut before = v.parent();
@@ -304,17 +326,17 @@ impl Shard {
             if before == Some(hash) {
                 // Whatever it is, the chain is broken here: this block and the rest count by hash.
                 self.counters.self_parent += 1;
-                self.put_hashes(v, i, bit, now);
+                self.put_hashes(v, i, at);
                 break;
             }
             content = block_key(content, block, extra.next_block());
-            let took = self.put(hash, bit, content, now);
+            let took = self.put(hash, at, content);
             before = Some(hash);
-            if took && self.orphans.want(hash) {
-                adopt.push((hash.to_owned(), content));
+            if took && self.orphans.want(hash, at.unit) {
+                adopt.push(((hash.to_owned(), at.unit), content));
             }
-            if took && self.wanted.wants(hash) {
-                self.told.push((hash.to_owned(), content));
+            if took && self.wanted.wants(hash, at.unit) {
+                self.told.push(((hash.to_owned(), at.unit), content));
             }
         }
         if !adopt.is_empty() {
@@ -324,9 +346,15 @@ impl Shard {
 
     /// Makes one block resident, with its content where that is known; whether it has that content now.
     #[inline]
-    fn put(&mut self, hash: HashRef<'_>, bit: usize, content: ContentKey, now: u32) -> bool {
-        let store = self.store_for(hash);
-        let set = store.put(hash, 1 << bit, content, now);
+    fn put(&mut self, hash: HashRef<'_>, at: At, content: ContentKey) -> bool {
+        // Resident already under another size: a scope has each hash once.
+        let other = self.stores.len() > 1;
+        let other = other.then(|| self.stores.iter().position(|s| s.has(hash, 1 << at.bit))).flatten();
+        let store = match other {
+            Some(other) => &mut self.stores[other],
+            None => self.store_for(hash, at.unit),
+        };
+        let set = store.put(hash, 1 << at.bit, content, at.now);
         self.counters.conflicts += u64::from(set.clash);
         if content != 0 {
             self.expected.came(content);
@@ -339,12 +367,12 @@ impl Shard {
         if self.digest_on
             && let Some(d) = &mut self.digest
         {
-            d.add(self.writers[bit].digest(hash));
+            d.add(self.writers[at.bit].digest(hash));
         }
         !set.clash
     }
 
-    fn wait(&mut self, v: &EventView<'_>, parent: BlockHash) {
+    fn wait(&mut self, v: &EventView<'_>, parent: Sized) {
         let mut event = EventData::new();
         if event.push_view(*v).is_err() {
             return self.mark_incomplete();
@@ -355,21 +383,21 @@ impl Shard {
             let v = orphan.event.view(0);
             self.counters.orphans_dropped += v.num_hashes() as u64;
             // What has gone, or is known by another way, is no loss.
-            let lost = |h| self.find(h).is_some_and(|(s, id)| s.mask(id) != 0 && s.content(id) == 0);
-            if v.hashes().any(lost) {
+            let unknown = |(s, id): (&Store, Id)| s.mask(id) != 0 && s.content(id) == 0;
+            if v.hashes().any(|h| self.find(h).any(unknown)) {
                 self.mark_incomplete();
             }
         }
     }
 
     /// Gives orphans of these parents their contents, and their own orphans after them.
-    pub fn adopt(&mut self, mut known: Vec<(BlockHash, ContentKey)>) {
+    pub fn adopt(&mut self, mut known: Vec<(Sized, ContentKey)>) {
         while let Some((parent, content)) = known.pop() {
             for Orphan { event, .. } in self.orphans.take(&parent) {
                 let v = event.view(0);
                 self.counters.adopted += v.num_hashes() as u64;
                 if let Tokens::Plain(tokens) = v.tokens() {
-                    self.fill_run(&v, tokens, 0, content, &mut known);
+                    self.fill_run(&v, tokens, 0, content, parent.1, &mut known);
                 }
             }
         }
@@ -382,7 +410,8 @@ impl Shard {
         tokens: &[u32],
         from: usize,
         parent: ContentKey,
-        known: &mut Vec<(BlockHash, ContentKey)>,
+        unit: u32,
+        known: &mut Vec<(Sized, ContentKey)>,
     ) {
         let mut extra = ExtraReader::new(v.extra_keys(), v.attrs(), false);
         let mut content = parent;
@@ -400,18 +429,18 @@ impl Shard {
             }
             before = Some(hash);
             content = block_key(content, block, keys);
-            let store = self.store_for(hash);
+            let store = self.store_for(hash, unit);
             let mut took = false;
             if let Some(id) = store.find(hash) {
                 let set = store.set(id, 0, content, 0);
                 took = !set.clash;
                 self.counters.conflicts += u64::from(set.clash);
             }
-            if took && self.orphans.want(hash) {
-                known.push((hash.to_owned(), content));
+            if took && self.orphans.want(hash, unit) {
+                known.push(((hash.to_owned(), unit), content));
             }
-            if took && self.wanted.wants(hash) {
-                self.told.push((hash.to_owned(), content));
+            if took && self.wanted.wants(hash, unit) {
+                self.told.push(((hash.to_owned(), unit), content));
             }
         }
     }

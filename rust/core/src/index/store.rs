@@ -15,7 +15,7 @@ use foldhash::fast::FixedState;
 use hashbrown::HashTable;
 
 use super::content::ContentKey;
-use crate::hash::{HashRef, le_u64};
+use crate::hash::{BlockHash, HashRef, le_u64};
 
 pub(super) const PIECES: usize = 64;
 const PIECE_SHIFT: u32 = 26;
@@ -67,14 +67,21 @@ pub struct Layout {
     pub width: usize,
     /// Whether a row says when it was last stored.
     pub timed: bool,
+    /// Tokens in the blocks into which a prefix is cut here; 0 where nobody said. One hash may end the
+    /// same prefix cut into blocks of several sizes (groups of a hybrid model, a tier with larger blocks),
+    /// and its content is another for each.
+    pub unit: u32,
 }
+
+/// A block where its size matters: its hash, and its store's [`Layout::unit`].
+pub type Sized = (BlockHash, u32);
 
 impl Layout {
     /// For hashes of this form.
-    pub fn of(hash: HashRef<'_>, timed: bool) -> Self {
+    pub fn of(hash: HashRef<'_>, timed: bool, unit: u32) -> Self {
         match hash {
-            HashRef::Bytes(b) => Self { is_int: false, width: b.len(), timed },
-            _ => Self { is_int: true, width: 8, timed },
+            HashRef::Bytes(b) => Self { is_int: false, width: b.len(), timed, unit },
+            _ => Self { is_int: true, width: 8, timed, unit },
         }
     }
 
@@ -196,6 +203,11 @@ impl Store {
     #[inline]
     pub fn find(&self, hash: HashRef<'_>) -> Option<Id> {
         self.lookup(mix(&self.state, hash), hash)
+    }
+
+    /// Whether this hash is resident here in any of these scopes.
+    pub fn has(&self, hash: HashRef<'_>, bits: u32) -> bool {
+        self.takes(hash) && self.find(hash).is_some_and(|id| self.mask(id) & bits != 0)
     }
 
     /// What the row holds; 0 where that is not known.

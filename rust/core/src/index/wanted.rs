@@ -5,13 +5,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use hashbrown::HashMap;
 
-use crate::hash::{BlockHash, HashRef};
+use super::store::Sized;
+use crate::hash::HashRef;
 
 /// Most parents that are remembered; beyond it all are forgotten, and their orphans wait for their own
 /// source alone.
 const MAX_WANTED: usize = 65_536;
 
-type Map = HashMap<BlockHash, Vec<usize>, foldhash::fast::RandomState>;
+type Map = HashMap<Sized, Vec<usize>, foldhash::fast::RandomState>;
 
 /// By parent the numbers of the sources that wait.
 #[derive(Debug, Default)]
@@ -31,12 +32,13 @@ impl Wanted {
 
     /// Whether somebody waits for this block.
     #[inline]
-    pub fn wants(&self, hash: HashRef<'_>) -> bool {
-        self.count.load(Ordering::Acquire) > 0 && self.change(|map| map.contains_key(&hash.to_owned()))
+    pub fn wants(&self, hash: HashRef<'_>, unit: u32) -> bool {
+        self.count.load(Ordering::Acquire) > 0
+            && self.change(|map| map.contains_key(&(hash.to_owned(), unit)))
     }
 
     /// A source waits for these blocks.
-    pub fn add(&self, hashes: &[BlockHash], source: usize) {
+    pub fn add(&self, hashes: &[Sized], source: usize) {
         self.change(|map| {
             if map.len() + hashes.len() > MAX_WANTED {
                 map.clear();
@@ -51,7 +53,7 @@ impl Wanted {
     }
 
     /// The block is known: who waited for it?
-    pub fn take(&self, hash: &BlockHash) -> Vec<usize> {
+    pub fn take(&self, hash: &Sized) -> Vec<usize> {
         self.change(|map| map.remove(hash)).unwrap_or_default()
     }
 }
