@@ -167,8 +167,9 @@ class EngineProcess:
 
 def warnings(log):
     """Lines of warnings that this package wrote."""
-    return [line for line in Path(log).read_text(errors="replace").splitlines()
-            if "WARNING" in line and ("kvevents" in line or "cannot be encoded" in line)]  # fmt: skip
+    ours = ("kvevents", "cannot be encoded", "is in use")
+    lines = Path(log).read_text(errors="replace").splitlines()
+    return [line for line in lines if "WARNING" in line and any(word in line for word in ours)]
 
 
 class Reader:
