@@ -4,10 +4,11 @@ usage: compare_captures.py ENGINE_DIR SHARED_ENGINE_DIR SITE OUT_DIR
            [--parts A,B ...] [--scenarios NAME ...] [--keep-stock]
 
 Runs the capture script of SHARED_ENGINE_DIR: one engine after the other in one process for each choice of
-parts, whole hashes. `--parts` names choices (default: every part alone, and all together), `--scenarios` some
-of SCENARIOS. GPU events must be the same in order in every cache group, those of the scenarios with a second
-tier or two workers as a multiset; outputs and cached-token counts the same. Where a generated token differs,
-stock vLLM runs again: what differs between two runs of its own is named, not blamed. Exit 0 if all is well.
+parts, whole hashes. `--parts` names choices (default: every part alone, those that are on by default, all),
+`--scenarios` some of SCENARIOS. GPU events must be the same in order in every cache group, those of the
+scenarios with a second tier or two workers as a multiset; outputs and cached-token counts the same. Where a
+generated token differs, stock vLLM runs again: what differs between two runs of its own is named, not blamed.
+Exit 0 if all is well.
 """
 
 from __future__ import annotations
@@ -243,8 +244,9 @@ def main() -> int:
         capture(options.scripts, options.engine / "share/engine", options.out, options.scenarios)
         return 0
     if not options.parts:
-        parts = list(importlib.import_module("kvevents.integrations.vllm.names").NAMES)
-        options.parts = [*parts, ",".join(parts)]
+        known = tuple(importlib.import_module("kvevents.integrations.vllm.names").NAMES)
+        usual = importlib.import_module("kvevents.integrations.vllm.settings").DEFAULT_PARTS
+        options.parts = list(dict.fromkeys([*known, ",".join(usual), ",".join(known)]))
     return 0 if table(options) else 1
 
 

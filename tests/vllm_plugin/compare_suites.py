@@ -1,18 +1,20 @@
 """vLLM's own tests with stock vLLM and with the plug-in, compared test by test.
 
 usage: compare_suites.py ENGINE_DIR SHARED_ENGINE_DIR SITE OUT_DIR
-           [--parts A,B] [--fresh] [GROUP or tests/path ...]
+           [--parts A,B]... [--fresh] [GROUP or tests/path ...]
 
 ENGINE_DIR is an environment that setup_engine.sh made, SITE a directory with the installed package. Without
-groups, all of vllm_tests.txt, file by file: stock first, then plugged in. What stock vLLM did is kept in
-OUT_DIR and used again while vLLM and the list stay the same (`--fresh`: not). `--parts` is KVEVENTS_VLLM.
-Exit 0 if every file ran and no test that passes with stock vLLM does anything else with the plug-in.
+groups, all of vllm_tests.txt, file by file: stock first, then with each choice of parts (default: the parts
+that are on by default, and all of them). What stock vLLM did is kept in OUT_DIR and used again while vLLM and
+the list stay the same (`--fresh`: not). Exit 0 if every file ran and no test that passes with stock vLLM does
+anything else with the plug-in.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib
 import os
 import subprocess
 import sys
@@ -35,7 +37,7 @@ PASS = {
     "tests/v1/kv_connector/unit/test_mooncake_store_coordinator.py": 38,
     "tests/v1/kv_connector/unit/test_mooncake_store_scheduler.py": 61,
 }  # fmt: skip
-"""How many pass with stock vLLM 0.32.0: fewer means that the machine kept them from running."""
+"""How many pass with stock vLLM 0.32.0; fewer means that the machine kept some from running."""
 
 
 class Suites:
@@ -111,50 +113,51 @@ def words(found: dict[str, str]) -> str:
     return ", ".join(f"{n} {what}" for what, n in Counter(found.values()).most_common()) or "nothing"
 
 
+def default_choices() -> list[str]:
+    """The parts that are on by default, and all that there are."""
+    known = tuple(importlib.import_module("kvevents.integrations.vllm.names").NAMES)
+    usual = importlib.import_module("kvevents.integrations.vllm.settings").DEFAULT_PARTS
+    return list(dict.fromkeys(",".join(parts) for parts in (usual, known)))
+
+
 def main() -> int:
-    """Both runs of every file, and the verdict."""
+    """All runs of every file, and the verdict."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     for name in ("engine", "scripts", "site", "out"):
         parser.add_argument(name, type=Path)
-    parser.add_argument("--parts", default=None)
-    parser.add_argument("--fresh", action="store_true")
+    parser.add_argument("--parts", action="append", help="KVEVENTS_VLLM; may be given several times")
+    parser.add_argument("--fresh", action="store_true", help="run stock vLLM again")
     parser.add_argument("groups", nargs="*")
     options = parser.parse_args()
     suites = Suites(options)
     targets = suites.targets(options.groups)
     plugged = {"PYTHONPATH": str(options.site.resolve()), "EXTRA": f"-p {PLUGIN}", "VLLM_PLUGINS": "kvevents"}
-    if options.parts is not None:
-        plugged["KVEVENTS_VLLM"] = options.parts
-    sums: dict[str, dict[str, str]] = {"stock": {}, "plug-in": {}}
+    sums: dict[str, dict[str, str]] = {}
     bad = 0
     for target in targets:
         stock = suites.run(target, "stock", VLLM_PLUGINS="")
-        ours = suites.run(target, "plug-in", **plugged)
-        if stock is None or ours is None:
-            bad += 1
-            print(
-                f"NOT RUN {target} ({'stock' if stock is None else 'plug-in'}), see the log in {suites.out}",
-                flush=True,
-            )
-            continue
-        worse = [test for test, what in stock.items() if what == "passed" and ours.get(test) != "passed"]
-        few = Counter(stock.values())["passed"] < PASS.get(target, 1)
-        bad += len(worse) + few
-        print(
-            f"{'DIFFERENT' if worse else 'ok':<10}{target}: stock {words(stock)}; plug-in {words(ours)}",
-            flush=True,
-        )
-        if few:
-            print(f"          not all ran: elsewhere {PASS.get(target, 1)} of these pass with stock vLLM")
-        for test in worse:
-            print(f"          {ours.get(test, 'not run')} with the plug-in: {test}")
-        sums["stock"] |= {f"{target}::{test}": what for test, what in stock.items()}
-        sums["plug-in"] |= {f"{target}::{test}": what for test, what in ours.items()}
+        if stock is not None:
+            few = Counter(stock.values())["passed"] < PASS.get(target, 1)
+            print(f"{'FEW' if few else '':<10}{target}: stock {words(stock)}", flush=True)
+            sums.setdefault("stock", {}).update({f"{target}::{test}": what for test, what in stock.items()})
+            bad += few
+        for choice in options.parts or default_choices():
+            ours = suites.run(target, choice.replace(",", "+"), KVEVENTS_VLLM=choice, **plugged)
+            if stock is None or ours is None:
+                bad += 1
+                print(f"NOT RUN   {target} ({choice}), see the log in {suites.out}", flush=True)
+                continue
+            worse = [test for test, what in stock.items() if what == "passed" and ours.get(test) != "passed"]
+            bad += len(worse)
+            print(f"{'DIFFERENT' if worse else 'ok':<10}  {choice}: {words(ours)}", flush=True)
+            for test in worse:
+                print(f"            {ours.get(test, 'not run')} with the plug-in: {test}")
+            sums.setdefault(choice, {}).update({f"{target}::{test}": what for test, what in ours.items()})
     suites.known(targets)
     for kind, found in sums.items():
-        print(f"{kind:<8}{words(found)}")
+        print(f"{kind}: {words(found)}")
     print("no test that passes with stock vLLM does otherwise with the plug-in" if not bad else "DIFFERENT")
-    return 1 if bad or not sums["stock"] else 0
+    return 1 if bad or not sums.get("stock") else 0
 
 
 if __name__ == "__main__":

@@ -194,10 +194,14 @@ class Reader:
         while not until():
             if time.monotonic() > deadline:
                 pytest.fail(f"not seen in {seconds} s; items: {self.items[-20:]}; {self.stream.stats()}")
-            item = self.stream.poll(0.1)
-            if item is not None:
-                self.items.append(item)
-                self.resident.apply(item)
+            self.take(0.1)
+
+    def take(self, seconds):
+        """Wait so long for an item, and apply it."""
+        item = self.stream.poll(seconds)
+        if item is not None:
+            self.items.append(item)
+            self.resident.apply(item)
 
     def connected(self):
         self.read(lambda: self.stream.stats()[0].connected)

@@ -94,7 +94,7 @@ class Proof:
     def smoke(self) -> None:
         """Some minutes' worth."""
         self.captures("--scenarios", "prefix", "--parts", DEFAULT_PARTS)
-        self.suites(["events"])
+        self.suites(["--parts", DEFAULT_PARTS, "events"])
 
 
 def main() -> int:
