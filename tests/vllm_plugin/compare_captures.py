@@ -24,7 +24,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -51,6 +51,8 @@ class Scenario(NamedTuple):
     ordered: bool = True
     """Compared in order, group by group; else as a multiset."""
     workers: int = 1
+    """With several, what a connector reports is compared by the blocks that it holds in the end: votes
+    announce a block once, where stock vLLM announces each report on which the workers agree."""
 
 
 SCENARIOS = {
@@ -76,6 +78,9 @@ class Capture(NamedTuple):
     """What one run published and answered."""
 
     events: list[str]
+    """Without those of a connector with several workers."""
+    held: set[str]
+    """Tier, group and hash of the blocks that other tiers than the GPU hold in the end."""
     groups: dict[str, list[str]]
     requests: list[tuple[list[int], int]]
     """Output tokens and number of cached tokens."""
@@ -83,9 +88,10 @@ class Capture(NamedTuple):
     """No number is missing, and replay says what the live stream said."""
 
 
-def read(path: Path) -> Capture:
+def read(path: Path, scenario: Scenario) -> Capture:
     """The capture script's file; batch borders and time stamps are left out."""
     events, groups, requests = [], defaultdict(list), []
+    held: set[str] = set()
     frames: dict[str, dict[int, str]] = {"live": {}, "replay": {}}
     for line in path.read_text().splitlines():
         entry = json.loads(line)
@@ -96,11 +102,24 @@ def read(path: Path) -> Capture:
             if entry["src"] == "live":
                 for event in msgspec.msgpack.decode(bytes.fromhex(entry["payload"]))[1]:
                     text = json.dumps(event, sort_keys=True, default=bytes.hex)
+                    if event.get("medium") not in {None, "GPU"}:
+                        apply(held, event)
+                        if scenario.workers > 1:
+                            continue
                     events.append(text)
                     groups[f"{event.get('medium')} {event.get('group_idx')}"].append(text)
     live = frames["live"]
     complete = bool(live) and sorted(live) == list(range(len(live))) and live == frames["replay"]
-    return Capture(events, dict(groups), requests, complete)
+    return Capture(events, held, dict(groups), requests, complete)
+
+
+def apply(held: set[str], event: dict[str, Any]) -> None:
+    """One event of another tier."""
+    blocks = {f"{event['medium']} {event.get('group_idx')} {h!r}" for h in event["block_hashes"]}
+    if event["type"] == "BlockStored":
+        held |= blocks
+    else:
+        held -= blocks
 
 
 def capture(scripts: Path, data: Path, out: Path, names: list[str]) -> None:
@@ -159,6 +178,8 @@ def compare(stock: Capture, ours: Capture, *, ordered: bool) -> list[str]:
     if Counter(stock.events) != Counter(ours.events):
         one, two = Counter(stock.events), Counter(ours.events)
         wrong.append(f"{(one - two).total()} events only in stock, {(two - one).total()} only here")
+    if stock.held != ours.held:
+        wrong.append(f"{len(stock.held ^ ours.held)} blocks of other tiers")
     if [cached for _, cached in stock.requests] != [cached for _, cached in ours.requests]:
         wrong.append("cached-token counts")
     return wrong + [f"output of request {i}" for i in other_outputs(stock, ours)]
@@ -184,14 +205,14 @@ class Judge:
     def _add(self, out: Path, names: list[str]) -> None:
         for name in names:
             if (out / f"{name}.jsonl").exists():
-                self.stock[name].append(read(out / f"{name}.jsonl"))
+                self.stock[name].append(read(out / f"{name}.jsonl", SCENARIOS[name]))
 
     def row(self, name: str, out: Path) -> tuple[bool, str]:
         """Whether a capture is that of a stock run, and the words for it."""
         path, ordered = out / f"{name}.jsonl", SCENARIOS[name].ordered
         if not path.exists() or not self.stock[name]:
             return False, f"NOT RUN, see {out if self.stock[name] else self.options.out / STOCK}"
-        ours = read(path)
+        ours = read(path, SCENARIOS[name])
         first = self.stock[name][0]
         wrong = compare(first, ours, ordered=ordered)
         for again in range(1, 3):
@@ -208,9 +229,10 @@ class Judge:
                     f"as in one of {again + 1} stock runs, which differ in the outputs of requests {varies}",
                 )
         how = "same in order" if ordered else "same multiset"
-        return not wrong, "; ".join(
-            wrong
-        ) if wrong else f"{len(ours.events)} events, {how}; outputs and hits the same"
+        if wrong:
+            return False, "; ".join(wrong)
+        tiers = f"; the same {len(ours.held)} blocks in other tiers" if ours.held else ""
+        return True, f"{len(ours.events)} events, {how}{tiers}; outputs and hits the same"
 
 
 def table(options: argparse.Namespace) -> bool:

@@ -27,7 +27,7 @@ ENGINE = os.environ.get("KVEVENTS_ENGINE", "")
 HERE = Path(__file__).resolve().parent
 MARK = "@answer "
 BLOCK = 32
-START_S = 420.0
+START_S = 900.0
 """An engine with two workers on a machine that is busy with other things."""
 
 needs_engine = pytest.mark.skipif(

@@ -15,7 +15,7 @@ from engine_process import EngineProcess, Reader, free_port, hello, ids, make_si
 
 from kvevents.subscribe import Batch, Reset, Snapshot
 
-pytestmark = [needs_engine, pytest.mark.timeout(900)]
+pytestmark = [needs_engine, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")

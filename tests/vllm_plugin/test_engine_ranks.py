@@ -7,7 +7,7 @@ from engine_process import EngineProcess, Reader, free_port, hello, ids, make_si
 
 from kvevents.subscribe import Batch
 
-pytestmark = [needs_engine, pytest.mark.timeout(900)]
+pytestmark = [needs_engine, pytest.mark.timeout(1800)]
 
 
 def test_each_rank_publishes_at_its_port_under_its_number(tmp_path):

@@ -10,7 +10,7 @@ from engine_process import HERE, EngineProcess, Reader, free_port, ids, make_sit
 
 from kvevents import BlockRemoved, BlockStored
 
-pytestmark = [needs_engine, pytest.mark.timeout(1200)]
+pytestmark = [needs_engine, pytest.mark.timeout(1800)]
 EXAMPLES = HERE.parents[1] / "examples"
 
 
