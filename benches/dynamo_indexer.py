@@ -100,11 +100,6 @@ class DynamoIndexer:
         self._log.seek(0)
         return self._log.read().decode(errors="replace")
 
-    def cpu_ns(self) -> int:
-        """Processor time that the process used since its start."""
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
-
     def _call(self, path: str, body: dict[str, Any] | None = None) -> bytes:
         head = {"content-type": "application/json"}
         self._http.request(

@@ -84,6 +84,8 @@ class Work:
     before_theirs: Callable[[], object] | None = None
     n_theirs: int | None = None
     """Units of a call of `theirs`, where they differ."""
+    close: Callable[[], object] | None = None
+    """Ends what was started for it."""
 
 
 @dataclass(frozen=True)
@@ -297,8 +299,12 @@ def measure(row: Row, *, pairs: int | None = None) -> Result:
 
 
 def _compare(result: Result, work: Work, pairs: int) -> None:
-    work.check()
-    ours, theirs = time_pairs(work, clock=result.row.clock, pairs=pairs)
+    try:
+        work.check()
+        ours, theirs = time_pairs(work, clock=result.row.clock, pairs=pairs)
+    finally:
+        if work.close is not None:
+            work.close()
     result.samples["ours"] = ours.cpu
     result.ours, result.ours_min = statistics.median(ours.cpu), min(ours.cpu)
     result.ours_wall = statistics.median(ours.wall)
@@ -331,13 +337,17 @@ def as_tests(module: str) -> Callable[..., None]:
             pytest.skip(made.why)
         if not isinstance(made, Work):
             return
-        made.check()
-        benchmark.group = row.concept
-        benchmark.extra_info["units"] = made.n
-        if made.before_ours is None:
-            benchmark(made.ours)
-        else:
-            benchmark.pedantic(made.ours, setup=lambda: made.before_ours() and None, rounds=10)
+        try:
+            made.check()
+            benchmark.group = row.concept
+            benchmark.extra_info["units"] = made.n
+            if made.before_ours is None:
+                benchmark(made.ours)
+            else:
+                benchmark.pedantic(made.ours, setup=lambda: made.before_ours() and None, rounds=10)
+        finally:
+            if made.close is not None:
+                made.close()
 
     # pytest looks the function up in the module that asked.
     test.__module__ = module

@@ -1,7 +1,8 @@
 """The prefix index: bytes in, answers out, beside Dynamo's radix tree; memory, restart, readers and writers.
 
-Rows against Dynamo need `ai-dynamo-runtime` in the same environment. `KVEVENTS_BENCH_BLOCKS` sets the size of
-the large rows (10^6 by default).
+Rows against Dynamo's tree need `ai-dynamo-runtime` in the same environment, those against its indexer there
+or in the one that `KVEVENTS_DYNAMO` names. `KVEVENTS_BENCH_BLOCKS` sets the size of the large rows (10^6 by
+default).
 """
 
 from __future__ import annotations
@@ -13,15 +14,20 @@ import random
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from array import array
+from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from benches import workloads
+from benches.dynamo_indexer import NOT_HERE, dynamo_python
 from benches.harness import Absent, Work, as_tests, compare, have, value
+from benches.zmq_race import Ours, Theirs, stored, write_messages
 from kvevents import BlockStored, EventList, KVEventBatch, PrefixIndex, encode
 
 NO_DYNAMO = Absent("ai-dynamo-runtime is not installed here")
@@ -347,6 +353,71 @@ def blocking() -> None:
 def reader_blocks_writer() -> float:
     """128 look-ups under one lock, from the processor time of a prompt of 100,000 blocks."""
     return in_process("blocking()")
+
+
+def racing(blocks: int, per_event: int) -> Work:
+    """An engine's socket, read until the last block can be asked for; the clock is the wall's."""
+    folder = tempfile.TemporaryDirectory()
+    messages = Path(folder.name) / "messages"
+    write_messages(messages, blocks, per_event)
+    python = dynamo_python()
+    racers: dict[str, Any] = {}
+
+    def end() -> None:
+        while racers:
+            racers.popitem()[1].close()
+
+    def before() -> None:
+        end()
+        racers["ours"] = Ours(messages)
+
+    def their_before() -> None:
+        end()
+        racers["theirs"] = Theirs(messages, python or "")
+
+    def check_one(who: str) -> None:
+        racers[who].run()
+        events = stored(blocks, per_event)
+        starts = [i for i, e in enumerate(events) if e.parent_block_hash is None] + [len(events)]
+        for first, after in pairwise(starts):
+            tokens = [t for e in events[first:after] for t in e.token_ids]
+            assert racers[who].blocks(tokens) == len(tokens) // BLOCK
+
+    def check() -> None:
+        before()
+        check_one("ours")
+        if python is not None:
+            their_before()
+            check_one("theirs")
+
+    def close() -> None:
+        end()
+        folder.cleanup()
+
+    def run(who: str) -> Callable[[], object]:
+        # Every race has a new one.
+        return lambda: racers[who].run()
+
+    theirs_run = Absent(NOT_HERE) if python is None else run("theirs")
+    return Work(run("ours"), theirs_run, blocks, check, before, their_before, close=close)
+
+
+@compare(
+    "engine's ZMQ to queryable index, 64 blocks a message",
+    per="block", against="dynamo.indexer", floor=3, aim=6, clock="wall", pairs=5,
+)  # fmt: skip
+def race_64() -> Work:
+    """Prefill: a message a step, with all of a prompt's chunk."""
+    return racing(65_536, 64)
+
+
+@compare(
+    "engine's ZMQ to queryable index, one block a message",
+    per="block", against="dynamo.indexer", floor=3, aim=6, clock="wall", pairs=5,
+)  # fmt: skip
+def race_1() -> Work:
+    """Decoding of one request: what a message costs."""
+    return racing(16_384, 1)
 
 
 test_rows = as_tests(__name__)

@@ -184,7 +184,6 @@ def test_both_indexes_answer_the_same_about_mock_engines(readers: Readers) -> No
         asked += same()
         assert faulty.counters.dropped > 0
     assert asked > 150
-    print([e.stats for e in engines])
     assert all(e.stats.blocks_removed > 50 for e in engines)
     assert all(s["orphaned"] == 0 for s in readers.index.stats()), "then the rules are not the same"
 
