@@ -18,7 +18,6 @@ import tempfile
 import threading
 import time
 from array import array
-from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -394,12 +393,14 @@ def racing(blocks: int, per_event: int) -> Work:
         end()
         folder.cleanup()
 
-    def run(who: str) -> Callable[[], object]:
-        # Every race has a new one.
-        return lambda: racers[who].run()
+    def run() -> None:
+        racers["ours"].run()
 
-    theirs_run = Absent(NOT_HERE) if python is None else run("theirs")
-    return Work(run("ours"), theirs_run, blocks, check, before, their_before, close=close)
+    def their_run() -> None:
+        racers["theirs"].run()
+
+    theirs_run = Absent(NOT_HERE) if python is None else their_run
+    return Work(run, theirs_run, blocks, check, before, their_before, close=close)
 
 
 @compare(
