@@ -314,6 +314,7 @@ def restart() -> None:
     dump = index.dump()
     began = time.perf_counter()
     loaded = PrefixIndex.load(dump)
+    loaded.confirm("w")
     took = time.perf_counter() - began
     assert loaded.digest("w") == index.digest("w") is not None
     print(rebuilt / took)

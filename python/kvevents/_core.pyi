@@ -93,6 +93,10 @@ class EventList(Sequence[KVCacheEvent]):
         """The parts before, between and after the clears; one part more than there are clears."""
 
     @property
+    def stored_media(self) -> list[str]:
+        """The media of its stores, each once; those without one are left out."""
+
+    @property
     def num_blocks(self) -> tuple[int, int]:
         """Hashes in stores, hashes in removals."""
 
@@ -951,9 +955,17 @@ class PrefixIndex:
         """An empty index, or the one whose dump `data` is. `ConfigError`, `PickleError`."""
 
     def add_source(
-        self, source: str, rank: int = 0, *, emits_removals: bool = True, first_seq: int = 0
+        self,
+        source: str,
+        rank: int = 0,
+        *,
+        emits_removals: bool = True,
+        store_only: Sequence[str] = ...,
+        first_seq: int = 0,
     ) -> None:
         """Make a source known; the blocks of one that never announces removals expire.
+
+        `store_only`: only those in the tiers of these media do.
 
         A source that is not added is made at its first event, taken to announce removals and to count from 0. One
         that was dropped is ignored until it is added again.
@@ -1066,8 +1078,18 @@ class PrefixIndex:
     def to_stats(self) -> list[dict[str, Any]]:
         """State and counters of every source."""
 
-    def dump(self) -> bytes:
-        """The index as bytes. Sources may go on changing meanwhile."""
+    def confirm(self, source: str, rank: int | None = None) -> None:
+        """The publisher of a source that was loaded lives the same life still, and nothing since is missing unsaid.
+
+        Until then what a dump says is neither `complete` nor has a digest. All ranks for `None`.
+        """
+
+    def to_dump(self, note: bytes | None = None) -> bytes:
+        """The index as bytes, with a note of the caller's. Sources may go on changing meanwhile."""
+
+    @property
+    def note(self) -> bytes:
+        """The note of the dump that was loaded; empty where there was none."""
 
 @final
 class Matches:

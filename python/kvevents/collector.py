@@ -43,6 +43,8 @@ class KVEventCollector:
     - ``clear``: the wire's clear has no scope, readers wipe every tier of the rank. ``"reannounce"``
       follows the pool's clear, in the same batch, by stores of all blocks that connectors still hold;
       ``"expand"`` sends removals of the pool's blocks instead of the clear.
+    - Of connectors with ``emits_removals = False`` the media in which they store are declared to a publisher
+      that has ``declare_store_only``, before the first such batch: readers let those blocks expire.
     - ``flush_interval_s``: an idle engine still speaks: what :meth:`update` brought is published by a
       timer after at most this long (0 switches the timer off).
 
@@ -72,6 +74,7 @@ class KVEventCollector:
         # Who holds a block: sources instead of workers, any of them is enough.
         self._held = Aggregator(len(self._connectors), rule="any", keep_content=True) if connectors else None
         self._holders: dict[tuple[int, str | None], int] = {}
+        self._store_only: set[str] = set()
         self._pool_set = ResidentSet() if clear == "expand" else None
         self._lock = threading.Lock()
         names = ("batches", "events", "clears", "reannounced", "flushes", "connector_failures")
@@ -137,6 +140,8 @@ class KVEventCollector:
                 events += held
             for i, connector in enumerate(self._connectors):
                 for source, part in self._take(connector).by_source():
+                    if _is_store_only(connector, source):
+                        self._declare(part)
                     self._held.add(self._holder(i, source), part)
             events += self._held.drain()
         if not len(events):
@@ -149,6 +154,14 @@ class KVEventCollector:
         if self._sinks is not None:
             self._sinks.put(batch, dict(self._counters))
         return batch
+
+    def _declare(self, events: EventList) -> None:
+        new = set(events.stored_media) - self._store_only
+        if new:
+            self._store_only |= new
+            declare = getattr(self._publisher, "declare_store_only", None)
+            if declare is not None:
+                declare(sorted(new))
 
     def _take_pool(self) -> tuple[EventList, bool]:
         """The pool's events, and whether a clear is among them."""
@@ -192,3 +205,14 @@ class KVEventCollector:
         while not self._stop.wait(self._interval):
             if self._pending:
                 self.flush()
+
+
+def _is_store_only(connector: Any, source: str | None) -> bool:
+    """Whether a connector, or the child of it that is ``source``, never announces removals."""
+    children = getattr(connector, "sub_connectors", None)
+    if children is None or source is None:
+        return not getattr(connector, "emits_removals", True)
+    first, _, rest = source.partition("/")
+    if not first.isdecimal() or int(first) >= len(children):
+        return not getattr(connector, "emits_removals", True)
+    return _is_store_only(children[int(first)], rest or None)

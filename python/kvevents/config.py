@@ -67,6 +67,9 @@ class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True):
     exact_for: ExactFor = "stream"
     """``"engine"`` says that the events come from this package's pool with ``report="residency"`` and nothing
     else, so that the mirror equals the engine's cache; readers are told so in ``hello``."""
+    store_only: tuple[str, ...] = ()
+    """Media that hold blocks of which nobody announces that they leave; said in ``hello``, so that readers
+    let them expire. A collector adds those of connectors with ``emits_removals = False`` by itself."""
     extra: dict[str, Any] = {}
     """Options of a registered publisher, passed to it as keyword arguments."""
 
@@ -90,11 +93,13 @@ class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.exact_for not in get_args(ExactFor):
             known = ", ".join(map(repr, get_args(ExactFor)))
             raise ConfigError(f"exact_for: {self.exact_for!r} is none of {known}")
+        if not isinstance(self.store_only, tuple) or not all(isinstance(m, str) for m in self.store_only):
+            raise ConfigError(f"store_only: a tuple of media was expected, saw {self.store_only!r}")
         if self.publisher is None:
             msgspec.structs.force_setattr(self, "publisher", "zmq" if self.enable_kv_cache_events else "null")
 
 
-_CHECKED_HERE = frozenset({"overflow", "exact_for", "extra"})
+_CHECKED_HERE = frozenset({"overflow", "exact_for", "extra", "store_only"})
 _LEAST = {
     "buffer_steps": 0,
     "hwm": 1,

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from kvevents import _core
 from kvevents._core import Matches
-from kvevents.errors import EventTypeError
+from kvevents.errors import EventTypeError, PickleError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvevents.subscribe.items import Item
+    from kvevents.subscribe.items import Item, Resume
 
 __all__ = ["Match", "Matches", "PrefixIndex"]
 
@@ -76,11 +78,15 @@ class PrefixIndex(_core.PrefixIndex):
         clock: Callable[[], float] | None = None,
         data: bytes | None = None,
     ) -> None:
-        del seed, orphan_blocks, expected_blocks, digests, expires_s, clock, data  # `__new__` has taken them
-        self._rank_of: dict[str, int] = {}
+        del seed, orphan_blocks, expected_blocks, digests, expires_s, clock  # `__new__` has taken them
+        note = _Note() if data is None else _read_note(self.note)
+        self._rank_of = note.ranks
+        self._points = note.points
 
     def apply_item(self, item: Item) -> None:
-        """Apply what a subscriber yields: ``Batch``, ``Snapshot``, ``Reset`` or ``Gap``.
+        """Apply what a subscriber yields.
+
+        That is a ``Batch``, ``Snapshot``, ``Reset``, ``Gap``, ``Resumed`` or ``StoreOnly``.
 
         The rank is the batch's. A snapshot names none: it belongs to the rank that the source was heard with
         (or added, see :meth:`add_source`). What comes before any batch belongs to rank 0, and then so does
@@ -88,7 +94,7 @@ class PrefixIndex(_core.PrefixIndex):
 
         :raises EventTypeError: it is none of these, or was not decoded; nothing was changed.
         """
-        from kvevents.subscribe.items import Batch, Gap, Reset, Snapshot  # noqa: PLC0415 - zmq only where used
+        from kvevents.subscribe.items import Batch, Gap, Reset, Resumed, Snapshot, StoreOnly  # noqa: PLC0415 - zmq only where used
 
         match item:
             case Batch():
@@ -101,12 +107,19 @@ class PrefixIndex(_core.PrefixIndex):
                 if rank is None:
                     rank = max(item.batch.data_parallel_rank or 0, 0)
                 self.apply_events(item.source, rank, item.batch.events, seq=item.seq, checked=False)
+                # Behind what was applied: a dump that is written now may hold more than its point says.
+                self._points[item.source] = (item.seq, item.epoch, _stamp(item.batch.ts))
             case Snapshot():
-                ranks = {s["rank"] for s in self.stats() if s["source"] == item.source and not s["owner"]}
-                rank = ranks.pop() if len(ranks) == 1 else self._rank_of.setdefault(item.source, 0)
-                self.apply_snapshot(item.source, rank, item.events, resume_seq=item.resume_seq)
+                rank = self._rank(item.source, 0)
+                if self.apply_snapshot(item.source, rank, item.events, resume_seq=item.resume_seq):
+                    self._points[item.source] = (item.resume_seq - 1, item.epoch, None)
             case Reset():
+                self._points.pop(item.source, None)
                 self.reset(item.source)
+            case Resumed():
+                self.confirm(item.source)
+            case StoreOnly():
+                self.add_source(item.source, self._rank(item.source, item.rank), store_only=item.media)
             case Gap():
                 if not self.mark_incomplete(item.source, last_seq=item.last):
                     # Nothing was heard of it before: what was missed is all the more missing.
@@ -115,6 +128,24 @@ class PrefixIndex(_core.PrefixIndex):
                     self.mark_incomplete(item.source, rank, last_seq=item.last)
             case _:
                 raise EventTypeError(f"a subscriber's item was expected, saw {type(item).__name__}")
+
+    def _rank(self, source: str, default: int) -> int:
+        """The rank with which a source was heard; if it was not, this is it from now on."""
+        ranks = {s["rank"] for s in self.stats() if s["source"] == source and not s["owner"]}
+        return ranks.pop() if len(ranks) == 1 else self._rank_of.setdefault(source, default)
+
+    def resume_points(self) -> dict[str, Resume]:
+        """Where the subscriptions of a loaded index go on: ``Subscriber(..., resume=index.resume_points())``.
+
+        By the name of the source; known of those whose items came through :meth:`apply_item`.
+        """
+        from kvevents.subscribe.items import Resume  # noqa: PLC0415 - as in apply_item
+
+        return {name: Resume(*point) for name, point in self._points.items() if point[0] >= 0}
+
+    def dump(self) -> bytes:
+        """Return the index as bytes, for :meth:`load`. Sources may go on changing meanwhile."""
+        return self.to_dump(msgspec.msgpack.encode(_Note(dict(self._rank_of), dict(self._points))))
 
     @property
     def tiers(self) -> list[str]:
@@ -138,8 +169,11 @@ class PrefixIndex(_core.PrefixIndex):
     ) -> PrefixIndex:
         """Make an index from :meth:`dump`; its seed comes with it.
 
-        Sources keep their numbers: resume each subscription after its ``last_seq`` (see :meth:`stats`), which
-        makes a source exact that changed while the dump was written.
+        Answers are ``complete=False``, and there are no digests, until the publisher of a source is known
+        to live the same life still: give :meth:`resume_points` to the subscriber, which says ``Resumed`` or
+        ``Reset``. With sockets of your own resume each source after its ``last_seq`` (see :meth:`stats`)
+        and call :meth:`confirm`, or :meth:`reset`. Applying again what came after ``last_seq`` makes a
+        source exact that changed while the dump was written.
 
         :raises PickleError: bytes that are no dump of this version, or are damaged.
         """
@@ -151,3 +185,21 @@ class PrefixIndex(_core.PrefixIndex):
             expires_s=expires_s,
             clock=clock,
         )
+
+
+class _Note(msgspec.Struct, array_like=True):
+    """What a dump says beside the core's data."""
+
+    ranks: dict[str, int] = {}
+    points: dict[str, tuple[int, bytes | None, float | None]] = {}
+
+
+def _read_note(data: bytes) -> _Note:
+    try:
+        return msgspec.msgpack.decode(data, type=_Note)
+    except msgspec.DecodeError as e:
+        raise PickleError(f"the dump's note cannot be read: {e}") from e
+
+
+def _stamp(ts: object) -> float | None:
+    return float(ts) if isinstance(ts, int | float) else None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from kvevents import _core
 from kvevents.errors import EventTypeError
 from kvevents.events import BlockRemoved, EventList, ExternalBlockHash, KVCacheEvent, KVEventBatch
-from kvevents.subscribe.items import Batch, Gap, Item, Reset, Snapshot
+from kvevents.subscribe.items import Batch, Gap, Item, Reset, Resumed, Snapshot, StoreOnly
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -80,6 +80,8 @@ class ResidentSet:
                 self._wipe(item.source)
                 self._apply_events(item.source, events, "snapshot")
                 self._next[item.source] = item.resume_seq
+            case Resumed() | StoreOnly():
+                return
             case KVEventBatch():
                 self._apply_events(None, _columns(item.events), "a batch")
             case _:

@@ -140,6 +140,7 @@ def test_a_dump_that_was_written_while_the_source_changed_is_made_exact_by_the_b
     for dump in dumps:
         loaded = PrefixIndex.load(dump)
         last = loaded.stats()[0]["last_seq"]
+        loaded.confirm("w")
         for seq in range(last + 1, len(sent)):
             loaded.apply("w", 0, seq, sent[seq])
         assert loaded.digest("w") == index.digest("w") is not None

@@ -164,7 +164,7 @@ def test_a_late_reader_and_a_restart_of_vllms_publisher_end_with_the_same_set(vl
     source = Source(vllm.live, vllm.replay, name="vllm")
     with Subscriber(source, timing=Timing(silence_s=0.3)) as subscriber:
         read_until_equal(subscriber, vllm, resident, index)
-        assert subscriber.stats()[0].replayed > 50
+        assert subscriber.stats()[0].replayed > 0
         old = resident.digest("vllm")
         vllm.restart()
         drive(vllm, 6, 15)

@@ -125,6 +125,8 @@ def test_answers_and_digests_equal_the_naive_ones(batches: list[tuple[int, list[
             assert real.digest(name) == sets[engine].digest()
 
     loaded = PrefixIndex.load(real.dump())
+    for s in real.stats():
+        loaded.confirm(s["source"])
     waiting = {s["source"] for s in real.stats() if s["waiting"]}
     for prompt in TREES:
         for mine, theirs in zip(real.find(prompt), loaded.find(prompt), strict=True):

@@ -23,7 +23,7 @@ from kvevents import (
     encode,
 )
 from kvevents.errors import ConfigError, DecodeError, EventTypeError, PickleError, TokenError
-from kvevents.subscribe.items import Batch, Gap, Reset, Snapshot
+from kvevents.subscribe.items import Batch, Gap, Reset, Resume, Resumed, Snapshot, StoreOnly
 from kvevents.testing import NaivePrefixIndex, read_capture
 
 SIZE = 4
@@ -217,6 +217,13 @@ def test_a_dump_is_the_same_index() -> None:
     index.apply("a", 0, 0, encode(KVEventBatch(1.0, [stored([1, 2, 3]), stored([1], medium="CXL")])))
     index.apply_events("b", 1, [stored([b"x" * 32, b"y" * 32], group_idx=0), stored([5], ownership="o")])
     loaded = PrefixIndex.load(index.dump())
+    # Whether the publishers live still is not known yet.
+    assert [m._replace(complete=True) for m in loaded.find(range(12))] == list(index.find(range(12)))
+    assert not any(m.complete for m in loaded.find(range(12)))
+    assert loaded.digest("a") is loaded.digest("o", owner=True) is None
+    loaded.confirm("a")
+    assert [m.complete for m in loaded.find(range(12))] == [True, False, False]
+    loaded.confirm("b")
     assert list(loaded.find(range(12))) == list(index.find(range(12)))
     for who in (("a", 0), ("b", 1)):
         assert loaded.digest(*who) == index.digest(*who) is not None
@@ -247,8 +254,65 @@ def test_a_dump_with_waiting_orphans_says_that_it_is_not_complete() -> None:
     index = PrefixIndex()
     index.apply_events("a", 0, [stored([1]), stored([3], [9, 9, 9, 9], 2)])
     loaded = PrefixIndex.load(index.dump())
+    loaded.confirm("a")
     assert not loaded.find(range(4))[0].complete
     assert loaded.digest("a") is None
+
+
+def test_a_dump_knows_where_its_subscriptions_go_on() -> None:
+    index = PrefixIndex()
+    index.apply_item(Batch("a", 0, KVEventBatch(1.5, [stored([1])], 2), replayed=False, epoch=b"e" * 16))
+    index.apply_item(Batch("b", 7, KVEventBatch(2.5, [stored([2])]), replayed=False))
+    index.apply_item(Snapshot("c", 4, EventList([stored([3])]), b"f" * 16))
+    index.apply_item(batch("d", 0, stored([4])))
+    index.apply_item(Reset("d", "restart"))
+    loaded = PrefixIndex.load(index.dump())
+    assert loaded.resume_points() == {
+        "a": Resume(0, b"e" * 16, 1.5), "b": Resume(7, None, 2.5), "c": Resume(3, b"f" * 16, None),
+    }  # fmt: skip
+    loaded.apply_item(Resumed("a", 0))
+    loaded.apply_item(Snapshot("c", 9, EventList([stored([5])])))
+    complete = {s["source"]: s["complete"] for s in loaded.stats()}
+    assert complete == {"a": True, "b": False, "c": True, "d": False}
+    assert loaded.resume_points()["c"].last_seq == 8
+
+
+def test_what_was_lost_meanwhile_is_never_confirmed() -> None:
+    index = PrefixIndex()
+    for name in ("a", "b"):
+        index.apply_item(batch(name, 0, stored([1]), stored([2], ownership="pool", medium="EXTERNAL")))
+    dump = index.dump()
+    loaded = PrefixIndex.load(dump)
+    loaded.apply_item(Gap("a", 1, 5, "too old"))
+    loaded.apply_item(Resumed("a", 0))
+    assert not any(m.complete for m in loaded.find(range(4)))
+    loaded.apply_item(batch("a", 6, AllBlocksCleared(), stored([1])))
+    assert {m.source: m.complete for m in loaded.find(range(4))} == {"a": True, "b": False, "pool": False}
+
+    # One engine lives a new life: what the old one told of the shared tier since is not known.
+    loaded = PrefixIndex.load(dump)
+    loaded.apply_item(Reset("a", "restart"))
+    loaded.apply_item(Resumed("b", 0))
+    assert {m.source: m.complete for m in loaded.find(range(4))} == {"b": True, "pool": False}
+    loaded = PrefixIndex.load(dump)
+    loaded.apply_item(Resumed("a", 0))
+    loaded.apply_item(Resumed("b", 0))
+    assert {m.source: m.complete for m in loaded.find(range(4))} == {"a": True, "b": True, "pool": True}
+
+
+def test_a_publisher_says_of_which_media_nothing_is_removed() -> None:
+    now = 0.0
+    index = PrefixIndex(clock=lambda: now, expires_s=60)
+    index.apply_item(batch("a", 0, stored([1, 2]), stored([1, 2], medium="STORAGE"), rank=3))
+    index.apply_item(StoreOnly("a", ("STORAGE",), 3))
+    assert index.find(range(8))[0].alone == {"GPU": 8, "STORAGE": 8}
+    now += 61
+    assert index.find(range(8))[0].alone == {"GPU": 8, "STORAGE": 0}
+    assert index.expire() == 2
+    index.apply_item(StoreOnly("new", ("CPU",), 1))
+    index.apply_item(batch("new", 0, stored([1], medium="CPU"), rank=1))
+    now += 61
+    assert [m.source for m in index.find(range(4))] == ["a"]
 
 
 def test_bytes_that_are_no_dump_are_refused() -> None:

@@ -558,6 +558,41 @@ def test_a_store_only_source_expires_and_a_new_store_refreshes(make: Callable[..
     assert lengths(index, tokens) == {("b", 0): 12}
 
 
+def test_a_store_only_tier_expires_and_the_others_stay(make: Callable[..., Any]) -> None:
+    """R75: a connector that never announces removals beside a pool that does."""
+    clock = Clock()
+    index = make(expires_s=60, clock=clock)
+    tokens = prompt(4)
+    index.add_source("a", store_only=["disk"])
+    index.apply_events("a", 0, [stored(tokens, 0, 2), stored(tokens, medium="STORAGE")])
+    clock.now += 40
+    # Another tier's store refreshes nothing.
+    index.apply_events("a", 0, [stored(tokens, 2, 4), stored(tokens, 0, 3, medium="STORAGE")])
+    clock.now += 40
+    assert one(index, tokens).alone == {"GPU": 16, "STORAGE": 12}
+    index.apply_events("a", 0, [removed(tokens, 3), removed(tokens, 2)])
+    assert one(index, tokens).cumulative == {"GPU": 8, "STORAGE": 12}
+    clock.now += 40
+    assert one(index, tokens).alone == {"GPU": 8, "STORAGE": 0}
+    index.apply_events("a", 0, [stored(tokens, 1, 4, medium="NVME")])
+    assert one(index, tokens).cumulative == {"GPU": 8, "STORAGE": 16}
+    index.add_source("a")
+    clock.now += 500
+    assert one(index, tokens).cumulative["STORAGE"] == 16
+
+
+def test_a_shared_tier_expires_where_its_teller_says_so(make: Callable[..., Any]) -> None:
+    clock = Clock()
+    index = make(expires_s=60, clock=clock)
+    tokens = prompt(2)
+    index.add_source("a", store_only=["EXTERNAL"])
+    index.apply_events("a", 0, [stored(tokens, ownership="pool", medium="EXTERNAL")])
+    index.apply_events("a", 0, [stored(tokens, 0, 1, ownership="pool", medium="CPU")])
+    assert one(index, tokens).cumulative == {"CPU": 4, "EXTERNAL": 8}
+    clock.now += 61
+    assert one(index, tokens).cumulative == {"CPU": 4, "EXTERNAL": 4}
+
+
 def test_one_tier_of_a_source_can_be_cleared(index: Any) -> None:
     """R54, R82: what an event cannot say, its operator can."""
     tokens = prompt(2)

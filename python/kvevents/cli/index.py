@@ -15,7 +15,7 @@ from rich.table import Table
 from kvevents.cli.exits import EXIT_USAGE, Failure, say
 from kvevents.errors import TraceError
 from kvevents.index import PrefixIndex
-from kvevents.subscribe import Source, Subscriber
+from kvevents.subscribe import FileSources, Source, Subscriber
 
 if TYPE_CHECKING:
     from kvevents.index import Matches
@@ -35,12 +35,26 @@ class Prompt(msgspec.Struct, forbid_unknown_fields=True):
 
 def index(
     endpoints: Annotated[
-        list[str],
-        typer.Argument(metavar="ENDPOINT...", help="Where the engines publish: tcp://127.0.0.1:5557."),
-    ],
+        list[str] | None,
+        typer.Argument(metavar="[ENDPOINT...]", help="Where the engines publish: tcp://127.0.0.1:5557."),
+    ] = None,
     find: Annotated[
-        Path, typer.Option(metavar="FILE", help="Prompts: a JSON list of token ids a line, or an object.")
-    ],
+        Path | None,
+        typer.Option(metavar="FILE", help="Prompts: a JSON list of token ids a line, or an object."),
+    ] = None,
+    sources: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="A file that lists the engines, one JSON object a line; it is followed."
+        ),
+    ] = None,
+    load: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Begin with what an earlier index wrote, and go on from there."),
+    ] = None,
+    dump: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the index, for --load of a later one.")
+    ] = None,
     replay_endpoint: Annotated[
         list[str] | None,
         typer.Option(help="Where to ask for what was missed: none, or one for each ENDPOINT, in order."),
@@ -63,21 +77,35 @@ def index(
     """Follow engines' streams, and tell who holds how much of each prompt of a file.
 
     Lengths are tokens from the start of the prompt. Reads what the engines' replay still has, and what they
-    publish meanwhile; `complete` says whether that is everything.
+    publish meanwhile; `complete` says whether that is everything. With --load only what came since is read; an
+    engine that lives another life by now is begun anew.
     """
-    prompts = read_prompts(find)
+    if not endpoints and sources is None:
+        raise Failure("name an ENDPOINT, or --sources with a file that lists some", EXIT_USAGE)
+    if find is None and dump is None:
+        raise Failure("nothing to do: --find answers prompts, --dump writes the index", EXIT_USAGE)
+    endpoints = endpoints or []
+    prompts = [] if find is None else read_prompts(find)
     replays: list[str | None] = list(replay_endpoint or [])
     if replays and len(replays) != len(endpoints):
         raise Failure(
             f"{len(replays)} --replay-endpoint for {len(endpoints)} ENDPOINT: none, or one for each",
             EXIT_USAGE,
         )
-    sources: list[Source] = []
+    listed: list[Source | FileSources] = []
     for live, replay in zip(endpoints, replays or [None] * len(endpoints), strict=True):
-        sources += Source.ranks(live, dp, replay, topic) if dp > 1 else [Source(live, replay, topic)]
-    known = PrefixIndex()
-    with Subscriber(sources) as stream:
+        listed += Source.ranks(live, dp, replay, topic) if dp > 1 else [Source(live, replay, topic)]
+    known = PrefixIndex() if load is None else PrefixIndex.load(load.read_bytes())
+    if sources is not None:
+        listed.append(FileSources(sources, every_s=0.2, on_change=lambda _, left: _forget(known, left)))
+    with Subscriber(listed, resume=known.resume_points()) as stream:
+        if load is not None:
+            _forget_others(known, stream)
         _follow(stream, known, settle=settle, seconds=seconds, timeout=timeout)
+    if dump is not None:
+        _write(dump, known.dump())
+    if find is None:
+        return
     answers = [
         known.find(p.token_ids, lora_name=p.lora_name, cache_salt=p.cache_salt, mm=p.mm) for p in prompts
     ]
@@ -86,6 +114,27 @@ def index(
             typer.echo(json.dumps(_as_object(prompt, matches)))
     else:
         _show(prompts, answers)
+
+
+def _forget(known: PrefixIndex, left: list[Source]) -> None:
+    """An engine that is no longer listed answers nothing."""
+    for source in left:
+        known.drop(source.label)
+
+
+def _forget_others(known: PrefixIndex, stream: Subscriber) -> None:
+    """Of the engines of the dump those that nobody follows any more."""
+    followed = {s.name for s in stream.stats()}
+    for name in {s["source"] for s in known.stats() if not s["owner"]} - followed:
+        say(f"{name} stands in the dump and is not followed: left out")
+        known.drop(name)
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Whole, or not at all: what is there is replaced when everything is on the disk."""
+    part = path.with_name(path.name + ".part")
+    part.write_bytes(data)
+    part.replace(path)
 
 
 def read_prompts(path: Path) -> list[Prompt]:

@@ -69,6 +69,10 @@ def as_object(item: Item) -> dict[str, Any]:
         return head | {"resume_seq": item.resume_seq, "events": [_event_object(e) for e in item.events]}
     if isinstance(item, Gap):
         return head | {"first": item.first, "last": item.last, "reason": item.reason}
+    if isinstance(item, StoreOnly):
+        return head | {"media": list(item.media), "rank": item.rank}
+    if isinstance(item, Resumed):
+        return head | {"last_seq": item.last_seq}
     return head | {"reason": item.reason}
 
 
@@ -94,7 +98,11 @@ def as_lines(item: Item, *, events: bool) -> list[str]:
     if isinstance(item, Snapshot):
         stored, _ = item.events.num_blocks
         return [f"{item.source}: SNAPSHOT of {stored} blocks, goes on at sequence {item.resume_seq}"]
-    if not isinstance(item, Batch):
+    if isinstance(item, StoreOnly):
+        return [f"{item.source}: what leaves {', '.join(item.media) or 'no medium'} is never announced"]
+    if isinstance(item, Resumed):
+        return [f"{item.source}: RESUMED behind sequence {item.last_seq}"]
+    if isinstance(item, Reset):
         return [f"{item.source}: RESET ({item.reason})"]
     batch = item.batch
     if batch is None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from kvevents.config import KVEventsConfig
     from kvevents.publish.outbox import Outbox
     from kvevents.publish.snapshots import Snapshot, Snapshots
+    from kvevents.publish.store_only import StoreOnlyMedia
     from kvevents.publish.writer import BatchWriter
 
 __all__ = ["Extended", "RequestError"]
@@ -55,6 +56,7 @@ class Extended:
         sender: BatchWriter,
         mirror: Mirror | None,
         snapshots: Snapshots | None,
+        store_only: StoreOnlyMedia | None = None,
     ) -> None:
         self._config = config
         self._rank = rank
@@ -64,6 +66,7 @@ class Extended:
         self._sender = sender
         self._mirror = mirror
         self._snapshots = snapshots
+        self._store_only = store_only
         self._ops: dict[str, Callable[[Any, dict[str, Any]], Job]] = {
             "hello": self._hello,
             "replay": self._replay,
@@ -126,6 +129,7 @@ class Extended:
             failed=sender.failed,
             events_lost=sender.events_lost,
             max_pieces=MAX_PIECES,
+            store_only=[] if self._store_only is None else list(self._store_only.media),
         )
 
     def _replay(self, request: Any, fields: dict[str, Any]) -> Job:

@@ -29,8 +29,11 @@ from kvevents.publish.replay import ReplayServer, router_options
 from kvevents.publish.sender import Sender
 from kvevents.publish.snapshots import Snapshots
 from kvevents.publish.sockets import AwaitedAddress, SharedContext, open_socket
+from kvevents.publish.store_only import StoreOnlyMedia
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from kvevents.config import ExactFor, Overflow
     from kvevents.events import EventBatch
 
@@ -86,6 +89,7 @@ class ZmqEventPublisher(EventPublisher):
         mirror: bool = _DEFAULT.mirror,
         mirror_tokens: bool = _DEFAULT.mirror_tokens,
         exact_for: ExactFor = _DEFAULT.exact_for,
+        store_only: tuple[str, ...] = _DEFAULT.store_only,
         first_sequence: int = 0,
     ) -> None:
         config = KVEventsConfig(
@@ -106,6 +110,7 @@ class ZmqEventPublisher(EventPublisher):
             mirror=mirror,
             mirror_tokens=mirror_tokens,
             exact_for=exact_for,
+            store_only=store_only,
         )
         if dialect not in dialects():
             raise ConfigError(f"dialect: {dialect!r} is not known; known are {', '.join(dialects())}")
@@ -116,6 +121,7 @@ class ZmqEventPublisher(EventPublisher):
         self._forked: bool = False
         self._unsent = 0
         self._epoch = os.urandom(16)
+        self._store_only = StoreOnlyMedia(store_only)
         # Snapshots are asked for at the replay address: without one a mirror would be of no use.
         self._mirror = Mirror(first_sequence, keep_tokens=mirror_tokens) if mirror and replay else None
         self._outbox = Outbox(max_queue_size, overflow, first_sequence, keep_dropped=self._mirror is not None)
@@ -205,6 +211,7 @@ class ZmqEventPublisher(EventPublisher):
         extended = Extended(
             config, rank, self._epoch,
             log=log, outbox=outbox, sender=self._sender, mirror=mirror, snapshots=snapshots,
+            store_only=self._store_only,
         )  # fmt: skip
         return ReplayServer(
             log, config.topic.encode(), extended, snapshots, socket=router, context=context, rank=rank
@@ -245,6 +252,10 @@ class ZmqEventPublisher(EventPublisher):
         raise PublisherClosedError(f"the publisher was shut down{why}; nothing more can be published")
 
     # ------------------------------------------------------------ the rest
+
+    def declare_store_only(self, media: Iterable[str]) -> None:
+        """Say of more media that nobody announces what leaves them; ``hello`` tells readers from now on."""
+        self._store_only.add(media)
 
     def shutdown(self, timeout: float | None = None) -> int:
         """Send what is queued, close the sockets and end the threads, within ``timeout`` seconds.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from kvevents.subscribe.items import Batch, Gap, Item, Reset, Snapshot
+from kvevents.subscribe.items import Batch, Gap, Item, Reset, Resume, Resumed, Snapshot, StoreOnly
 
 if TYPE_CHECKING:
     from kvevents.subscribe.actions import Limits
@@ -27,9 +27,12 @@ __all__ = [
     "Item",
     "Limits",
     "Reset",
+    "Resume",
+    "Resumed",
     "Snapshot",
     "Source",
     "SourceStats",
+    "StoreOnly",
     "Subscriber",
     "Timing",
 ]

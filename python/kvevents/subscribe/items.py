@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 if TYPE_CHECKING:
     from kvevents.events import EventList, KVEventBatch
 
-__all__ = ["Batch", "Gap", "Item", "Reset", "Snapshot"]
+__all__ = ["Batch", "Gap", "Item", "Reset", "Resume", "Resumed", "Snapshot", "StoreOnly"]
 
 
 class Batch(NamedTuple):
@@ -23,6 +23,8 @@ class Batch(NamedTuple):
     """Whether it came from the replay socket."""
     payload: bytes | None = None
     """The bytes as received, when the subscriber was told to keep them."""
+    epoch: bytes | None = None
+    """The life of the publisher, where it says one (the extended replay)."""
 
 
 class Gap(NamedTuple):
@@ -62,4 +64,39 @@ class Snapshot(NamedTuple):
     """The digest of the set, which was compared with the events."""
 
 
-Item: TypeAlias = Batch | Gap | Reset | Snapshot
+class Resumed(NamedTuple):
+    """A source goes on where an earlier reader stopped; see :class:`Resume`.
+
+    What was kept of it holds as of ``last_seq``, since its publisher lives the same life. What cannot be
+    resumed is told by :class:`Reset` instead.
+    """
+
+    source: str
+    last_seq: int
+    """The last number of the earlier reader."""
+
+
+class StoreOnly(NamedTuple):
+    """What leaves these media is never announced, so a reader lets their blocks expire.
+
+    Comes where a publisher says so, and again where it says something else than before.
+    """
+
+    source: str
+    media: tuple[str, ...]
+    rank: int = 0
+    """The publisher's data-parallel rank."""
+
+
+class Resume(NamedTuple):
+    """Where a reader stopped, for the next one: what it takes to know the same life again."""
+
+    last_seq: int
+    """The last number that was applied."""
+    epoch: bytes | None = None
+    """The life of the publisher, where it says one."""
+    ts: float | None = None
+    """The time stamp of that batch: without an epoch a life is known by it."""
+
+
+Item: TypeAlias = Batch | Gap | Reset | Resumed | Snapshot | StoreOnly

@@ -103,7 +103,11 @@ class _Source:
     rank: int
     owner: bool
     ttl: float | None = None
-    resident: dict[Sized, dict[Scope, float]] = field(default_factory=dict)
+    # Tiers whose blocks expire; `None`: all.
+    store_only: set[str] | None = None
+    # When a block was last stored where it expires.
+    stored_at: dict[Sized, float] = field(default_factory=dict)
+    resident: dict[Sized, set[Scope]] = field(default_factory=dict)
     content: dict[Sized, Content] = field(default_factory=dict)
     units: list[int] = field(default_factory=list)
     """Sizes that were seen."""
@@ -130,6 +134,10 @@ class _Source:
     def incomplete(self) -> None:
         self.complete = self.valid = False
 
+    def expires(self, medium: str | None) -> bool:
+        """Whether nobody announces that blocks leave this tier."""
+        return self.ttl is not None and (self.store_only is None or tier_of(medium) in self.store_only)
+
     def unit(self, event: BlockStored) -> int:
         """The size of its group's blocks, or a multiple of that in a tier with larger ones."""
         own = next((size for g, size in self.groups if g == event.group_idx), 0)
@@ -146,27 +154,28 @@ class _Source:
                 self.units[self.units.index(0)] = unit
                 self.resident = {(h, u or unit): scopes for (h, u), scopes in self.resident.items()}
                 self.content = {(h, u or unit): content for (h, u), content in self.content.items()}
+                self.stored_at = {(h, u or unit): at for (h, u), at in self.stored_at.items()}
             else:
                 self.units.append(unit)
         return h, unit
 
     def put(self, event: BlockStored, h: ExternalBlockHash, content: Content | None, now: float) -> None:
         scope = _scope(event)
-        there = [(h, u) for u in self.units if scope in self.resident.get((h, u), {})]
+        there = [(h, u) for u in self.units if scope in self.resident.get((h, u), ())]
         key = there[0] if there else self.at(h, self.unit(event))
-        was = self.resident.setdefault(key, {})
+        was = self.resident.setdefault(key, set())
         if content is not None and (key not in self.content or not was):
             self.content[key] = content
-        was[scope] = now
-        for other in was:
-            was[other] = now
+        if not was or self.expires(event.medium):
+            self.stored_at[key] = now
+        was.add(scope)
         if content is not None:
             self.expected.pop(content, None)
 
     def unset(self, h: ExternalBlockHash, scope: Scope) -> bool:
-        had = [(h, u) for u in self.units if scope in self.resident.get((h, u), {})]
+        had = [(h, u) for u in self.units if scope in self.resident.get((h, u), ())]
         for key in had:
-            del self.resident[key][scope]
+            self.resident[key].remove(scope)
             if not self.resident[key]:
                 del self.resident[key]
         return bool(had)
@@ -228,12 +237,19 @@ class NaivePrefixIndex:
     # ---------------------------------------------------------------- events in
 
     def add_source(
-        self, source: str, rank: int = 0, *, emits_removals: bool = True, first_seq: int = 0
+        self,
+        source: str,
+        rank: int = 0,
+        *,
+        emits_removals: bool = True,
+        store_only: Sequence[str] = (),
+        first_seq: int = 0,
     ) -> None:
         """Make a source known."""
         self._dropped.discard((source, rank))
         s = self._sources.setdefault((source, rank, False), _Source(source, rank, False))
-        s.ttl = None if emits_removals else self._expires_s
+        s.ttl = None if emits_removals and not store_only else self._expires_s
+        s.store_only = {tier_of(m) for m in store_only} if emits_removals else None
         if s.last_seq is None and first_seq:
             s.last_seq = first_seq - 1
 
@@ -297,7 +313,11 @@ class NaivePrefixIndex:
                 if isinstance(event, BlockStored | BlockRemoved) and is_shared(event):
                     name = event.ownership or "shared"
                     owner = self._sources.setdefault((name, 0, True), _Source(name, 0, True))
-                    owner.ttl = s.ttl or owner.ttl
+                    if s.expires(event.medium):
+                        known = set() if owner.ttl is None else owner.store_only
+                        both = s.store_only is not None and known is not None
+                        owner.store_only = {tier_of(event.medium)} | (known or set()) if both else None
+                        owner.ttl = s.ttl
                     self._apply(owner, [event])
 
     def _settle(self) -> None:
@@ -401,7 +421,8 @@ class NaivePrefixIndex:
         now = self._clock()
         held: dict[Any, set[Scope]] = {}
         for h, scopes in s.resident.items():
-            fresh = {sc for sc, at in scopes.items() if s.ttl is None or at >= now - s.ttl}
+            old = s.ttl is not None and s.stored_at[h] < now - s.ttl
+            fresh = {sc for sc in scopes if not (old and s.expires(sc[0]))}
             name = h[0] if by_hash else s.content.get(h)
             if name is not None:
                 held.setdefault(name, set()).update(fresh)

@@ -50,8 +50,8 @@ fn index(c: &mut Criterion) {
         group.bench_function(format!("find/{blocks}"), |b| b.iter(|| index.find(black_box(&query), 0)));
     }
     group.throughput(Throughput::Elements(BLOCKS as u64));
-    let dump = index.dump(0);
-    group.bench_function("dump", |b| b.iter(|| index.dump(0)));
+    let dump = index.dump(0, b"");
+    group.bench_function("dump", |b| b.iter(|| index.dump(0, b"")));
     group.bench_function("load", |b| b.iter(|| PrefixIndex::load(black_box(&dump), Bounds::default(), true)));
     group.finish();
 }

@@ -151,7 +151,10 @@ fn answers_equal_a_naive_index_at_every_step() {
             }
             assert!(found.is_sorted_by_key(|m| std::cmp::Reverse(m.tokens)));
         }
-        let (loaded, _) = PrefixIndex::load(&index.dump(7), Bounds::default(), true).unwrap();
+        let (loaded, then, note) = PrefixIndex::load(&index.dump(7, b"n"), Bounds::default(), true).unwrap();
+        assert_eq!((then, &note[..]), (7, &b"n"[..]));
+        assert!(loaded.stats().iter().all(|s| !s.complete && loaded.digest(s.source).is_none()));
+        loaded.stats().iter().filter(|s| !s.id.is_owner).for_each(|s| loaded.confirm(s.source));
         for (q, s) in prompts.iter().zip(sources.iter().cycle()) {
             assert_eq!(find(&index, q), find(&loaded, q));
             assert_eq!(index.digest(*s), loaded.digest(*s));
@@ -206,7 +209,7 @@ fn damaged_dumps_are_refused() {
     let s = source(&index, "w");
     let tokens: Vec<u32> = (0..4 * SIZE as u32).collect();
     apply(&index, s, stored(1, &tokens, 0, 4, "CXL"));
-    let mut dump = index.dump(7);
+    let mut dump = index.dump(7, b"");
     for cut in 0..dump.len() {
         assert!(PrefixIndex::load(&dump[..cut], Bounds::default(), true).is_err());
     }

@@ -604,6 +604,19 @@ impl PyEventList {
         (count(EventKind::Stored), count(EventKind::Removed))
     }
 
+    #[getter]
+    fn stored_media(&self) -> Vec<String> {
+        let mut media: Vec<String> = Vec::new();
+        for v in self.inner.iter().filter(|v| v.kind() == EventKind::Stored) {
+            if let Some(medium) = v.attrs().medium.as_deref()
+                && !media.iter().any(|m| m == medium)
+            {
+                media.push(medium.to_owned());
+            }
+        }
+        media
+    }
+
     fn is_irregular(&self, index: usize) -> PyResult<bool> {
         self.check(index)?;
         Ok(self.inner.view(index).is_irregular())

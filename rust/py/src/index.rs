@@ -11,7 +11,7 @@ use kvevents_core::codec;
 use kvevents_core::error::DecodeError;
 use kvevents_core::events::EventList;
 use kvevents_core::hash::HashRef;
-use kvevents_core::index::{Bounds, Match, PrefixIndex, Query, Seq};
+use kvevents_core::index::{Bounds, Expiry, Match, PrefixIndex, Query, Seq};
 use kvevents_core::tokens::MmFeature;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
@@ -48,6 +48,8 @@ pub struct PyPrefixIndex {
     clock: Option<Py<PyAny>>,
     start: f64,
     began: Instant,
+    /// What the one who made the dump wanted to remember.
+    note: Vec<u8>,
     /// Names of tiers, as answers carry them.
     tiers: Mutex<Arc<Vec<String>>>,
 }
@@ -115,17 +117,18 @@ impl PyPrefixIndex {
             return Err(Exc::ConfigError.err(format!("expires_s: above 0 was expected, saw {expires_s}")));
         }
         let bounds = Bounds { orphan_blocks, expected_blocks };
-        let (inner, then) = match data {
+        let (inner, then, note) = match data {
             Some(data) => {
                 let bytes = data.as_bytes();
                 py.detach(|| PrefixIndex::load(bytes, bounds, digests)).map_err(|e| index_error(&e))?
             }
-            None => (PrefixIndex::new(seed.unwrap_or_else(random_seed), bounds, digests), 0),
+            None => (PrefixIndex::new(seed.unwrap_or_else(random_seed), bounds, digests), 0, Vec::new()),
         };
         let time = clock.as_ref().map_or(Ok(0.0), |c| c.call0(py)?.extract::<f64>(py))?;
         Ok(Self {
             tiers: Mutex::new(Arc::new(inner.tier_names())),
             inner,
+            note,
             ttl: ticks(expires_s).max(1),
             clock,
             start: time - f64::from(then) / TICKS,
@@ -133,18 +136,31 @@ impl PyPrefixIndex {
         })
     }
 
-    #[pyo3(signature = (source, rank = 0, *, emits_removals = true, first_seq = 0))]
+    #[pyo3(signature = (source, rank = 0, *, emits_removals = true, store_only = Vec::new(), first_seq = 0))]
+    #[allow(clippy::needless_pass_by_value)] // as it is extracted
     fn add_source(
         &self,
         py: Python<'_>,
         source: &str,
         rank: u32,
         emits_removals: bool,
+        store_only: Vec<String>,
         first_seq: u64,
     ) -> PyResult<()> {
-        let (ttl, now) = ((!emits_removals).then_some(self.ttl), self.now(py)?);
-        py.detach(|| self.inner.add_source(source, rank, ttl, first_seq, now));
+        let now = self.now(py)?;
+        let tiers = if emits_removals {
+            self.inner.tiers_of(store_only.iter().map(String::as_str))
+        } else {
+            Expiry::ALL
+        };
+        let expiry = (tiers != 0).then_some(Expiry { ttl: self.ttl, tiers });
+        py.detach(|| self.inner.add_source(source, rank, expiry, first_seq, now));
         Ok(())
+    }
+
+    #[pyo3(signature = (source, rank = None))]
+    fn confirm(&self, source: &str, rank: Option<u32>) {
+        self.numbers(source, rank).into_iter().for_each(|number| self.inner.confirm(number));
     }
 
     fn apply(
@@ -388,10 +404,16 @@ impl PyPrefixIndex {
         Ok(out)
     }
 
-    fn dump<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+    #[pyo3(signature = (note = None))]
+    fn to_dump<'py>(&self, py: Python<'py>, note: Option<&[u8]>) -> PyResult<Bound<'py, PyBytes>> {
         let now = self.now(py)?;
-        let bytes = py.detach(|| self.inner.dump(now));
+        let bytes = py.detach(|| self.inner.dump(now, note.unwrap_or_default()));
         Ok(PyBytes::new(py, &bytes))
+    }
+
+    #[getter]
+    fn note<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.note)
     }
 }
 

@@ -1,6 +1,6 @@
 //! An index as bytes, for the restart of a router without a cold start.
 //!
-//! Little endian: magic, checksum of the rest, seed, time, tiers, then every source. A source is written a
+//! Little endian: magic, checksum of the rest, seed, time, a note of the caller's, tiers, then every source. A source is written a
 //! few rows at a time and may change meanwhile: its number is that from before, so that whoever applies
 //! the batches after it once more has the exact set again (the last word on every block is among them).
 //! Orphans' tokens are not kept: such a source is not complete until its next snapshot. Bytes from
@@ -9,6 +9,7 @@
 use super::bytes::{Reader, Result, corrupt, put_opt, put_str, put_u32, put_u64};
 use super::counters::Bounds;
 use super::directory::{Directory, Source};
+use super::expiry::Expiry;
 use super::prefix::PrefixIndex;
 use super::profile::{GroupInfo, GroupKind, Profile, ScopeInfo, SourceId};
 use super::shard::{MAX_SCOPES, Shard};
@@ -20,20 +21,23 @@ use crate::hash::MAX_HASH_BYTES;
 use crate::resident::Digest;
 use xxhash_rust::xxh3::xxh3_64;
 
-const MAGIC: &[u8; 8] = b"KVINDEX2";
+const MAGIC: &[u8; 8] = b"KVINDEX3";
 const HEADER: usize = 16;
 /// Rows that are written under one lock.
 const ROWS_PER_LOCK: usize = 512;
 const END: u8 = 0xff;
 
 impl PrefixIndex {
-    /// The index as bytes, at the caller's time. No source is locked for longer than a few rows take.
-    pub fn dump(&self, now: u32) -> Vec<u8> {
+    /// The index as bytes, at the caller's time, with a note that [`Self::load`] gives back. No source is
+    /// locked for longer than a few rows take.
+    pub fn dump(&self, now: u32, note: &[u8]) -> Vec<u8> {
         let mut out = Vec::new();
         out.extend_from_slice(MAGIC);
         out.extend_from_slice(&[0; 8]);
         put_u64(&mut out, self.seed);
         put_u32(&mut out, now);
+        put_u32(&mut out, note.len() as u32);
+        out.extend_from_slice(note);
         // Before the tiers: what they know by then knows every scope that was written.
         let mut sources = Vec::new();
         let all = self.all();
@@ -52,9 +56,9 @@ impl PrefixIndex {
         out
     }
 
-    /// Reads what [`Self::dump`] wrote; also the time at which that was. `bounds` and `digests` are the new
-    /// index's own.
-    pub fn load(bytes: &[u8], bounds: Bounds, digests: bool) -> Result<(Self, u32)> {
+    /// Reads what [`Self::dump`] wrote; also the time at which that was, and the note. `bounds` and `digests`
+    /// are the new index's own. Every source is held back until [`Self::confirm`]: its publisher may be gone.
+    pub fn load(bytes: &[u8], bounds: Bounds, digests: bool) -> Result<(Self, u32, Vec<u8>)> {
         if bytes.len() < HEADER || &bytes[..8] != MAGIC {
             return corrupt("the bytes do not start as a dump of this version does");
         }
@@ -64,6 +68,8 @@ impl PrefixIndex {
         let mut r = Reader::new(&bytes[HEADER..]);
         let mut index = Self::new(r.u64()?, bounds, digests);
         let now = r.u32()?;
+        let length = r.u32()? as usize;
+        let note = r.take(length)?.to_vec();
         let names = r.count(MAX_TIERS)?;
         let names = (0..names).map(|_| r.string()).collect::<Result<Vec<_>>>()?;
         index.tiers = Tiers::of_names(names).ok_or(IndexError::Corrupt("unknown tiers".to_owned()))?.into();
@@ -74,13 +80,15 @@ impl PrefixIndex {
                 return corrupt("a source stands in it twice");
             }
             let shard = Shard::new(index.seed, bounds, digests, id.is_owner, &index.wanted);
-            directory.add(id, read_shard(&mut r, shard)?);
+            let mut shard = read_shard(&mut r, shard)?;
+            shard.hold_back();
+            directory.add(id, shard);
         }
         if !r.is_empty() {
             return corrupt("there is more than a dump");
         }
         index.directory = directory.into();
-        Ok((index, now))
+        Ok((index, now, note))
     }
 }
 
@@ -103,8 +111,9 @@ fn put_source(out: &mut Vec<u8>, source: &Source) {
     let same = shard.version == version;
     // What changed meanwhile is exact again once the batches after `last_seq` were applied anew.
     let sure = same || last_seq.is_some();
-    put_profile(out, &profile, sure && profile.complete && shard.waiting() == 0);
-    put_opt(out, shard.ttl.map(u64::from));
+    let complete = shard.unconfirmed.unwrap_or(profile.complete);
+    put_profile(out, &profile, sure && complete && shard.waiting() == 0);
+    put_opt(out, shard.expiry.map(|e| u64::from(e.ttl) << 32 | u64::from(e.tiers)));
     put_u32(out, shard.last_seen);
     let digest = shard.digest().filter(|_| valid && sure && shard.waiting() == 0);
     out.push(match digest {
@@ -232,8 +241,8 @@ fn read_shard(r: &mut Reader<'_>, mut shard: Shard) -> Result<Shard> {
     if shard.stores.iter().any(|s| s.all_scopes() & !known != 0) {
         return corrupt("a block is resident in an unknown scope");
     }
+    shard.expiry = r.opt()?.map(|e| Expiry { ttl: (e >> 32) as u32, tiers: e as u32 });
     shard.restore_profile(profile);
-    shard.ttl = r.opt()?.map(|t| u32::try_from(t).unwrap_or(u32::MAX));
     shard.last_seen = r.u32()?;
     let (kind, sum) = (r.u8()?, Digest::from(u128::from_be_bytes(r.array()?)));
     shard.digest = match kind {

@@ -8,6 +8,7 @@
 //! | `orphans.rs` | stores that wait for their parent, within a bound |
 //! | `wanted.rs` | parents that orphans of any source wait for |
 //! | `expected.rs` | blocks that a router expects soon |
+//! | `expiry.rs` | tiers of which nobody announces what leaves |
 //! | `profile.rs` | groups, scopes and tiers of a source; matching as a pure function |
 //! | `shard.rs` | one source: applies events, keeps its digest |
 //! | `counters.rs` | what its stream held, counted |
@@ -26,6 +27,7 @@ mod counters;
 mod directory;
 mod dump;
 mod expected;
+mod expiry;
 mod find;
 mod orphans;
 mod prefix;
@@ -38,6 +40,7 @@ mod wanted;
 
 pub use content::{ContentKey, Root, block_key};
 pub use counters::{Bounds, Counters};
+pub use expiry::Expiry;
 pub use find::LOOKUPS_PER_LOCK;
 pub use prefix::{PrefixIndex, Seq, SourceStats};
 pub use profile::{Match, SourceId};

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use super::content::ContentKey;
 use super::counters::{Bounds, Counters};
 use super::directory::{Directory, Source, read, write};
+use super::expiry::Expiry;
 use super::profile::SourceId;
 use super::query::Query;
 use super::shard::{Shard, is_shared};
@@ -91,17 +92,51 @@ impl PrefixIndex {
     }
 
     /// The number of a source, made where it is new or was dropped. The blocks of one that never announces
-    /// removals live for `ttl`, in the caller's time. `first_seq` is the number with which it begins.
-    pub fn add_source(&self, name: &str, rank: u32, ttl: Option<u32>, first_seq: u64, now: u32) -> usize {
+    /// removals live as `expiry` says. `first_seq` is the number with which it begins.
+    pub fn add_source(
+        &self,
+        name: &str,
+        rank: u32,
+        expiry: Option<Expiry>,
+        first_seq: u64,
+        now: u32,
+    ) -> usize {
         let source = self.add(name, rank, false);
         let mut shard = source.write();
-        if shard.ttl != ttl {
-            shard.set_ttl(ttl, now);
+        if shard.expiry != expiry {
+            shard.set_expiry(expiry, now);
         }
         if shard.last_seq.is_none() {
             shard.last_seq = first_seq.checked_sub(1);
         }
         source.number
+    }
+
+    /// The tiers of these media, a bit each.
+    pub fn tiers_of<'a>(&self, media: impl IntoIterator<Item = &'a str>) -> u32 {
+        let mut tiers = self.tiers.lock().unwrap_or_else(PoisonError::into_inner);
+        media.into_iter().fold(0, |all, medium| all | 1 << tiers.of(Some(medium)))
+    }
+
+    /// The publisher of a source of a dump is known to live the same life still; until then what the dump
+    /// says is not complete. With the last such source the owners of shared tiers are confirmed too.
+    pub fn confirm(&self, source: usize) {
+        _ = self.with(source, Shard::confirm);
+        let all = self.all();
+        if !all.iter().any(|s| !s.id.is_owner && s.read().unconfirmed.is_some()) {
+            all.iter().filter(|s| s.id.is_owner).for_each(|s| s.write().confirm());
+        }
+    }
+
+    /// What a source of a dump told of shared tiers since is not known: their owners stay incomplete.
+    fn not_confirmed(&self, src: &Source) {
+        if src.read().unconfirmed.is_some() {
+            let owners = self.all();
+            for owner in owners.iter().filter(|s| s.id.is_owner) {
+                let mut shard = owner.write();
+                shard.unconfirmed = shard.unconfirmed.map(|_| false);
+            }
+        }
     }
 
     fn add(&self, name: &str, rank: u32, is_owner: bool) -> Arc<Source> {
@@ -137,7 +172,7 @@ impl PrefixIndex {
     /// time.
     pub fn apply(&self, source: usize, seq: Seq, events: &EventList, now: u32) {
         let Some(src) = self.get(source) else { return };
-        let (wanted, told, ttl) = {
+        let (wanted, told, expiry) = {
             let mut shard = src.write();
             if let Seq::Follows(seq) = seq
                 && seq != shard.last_seq.map_or(0, |last| last.wrapping_add(1))
@@ -148,10 +183,10 @@ impl PrefixIndex {
             if let Seq::Follows(seq) | Seq::At(seq) = seq {
                 shard.last_seq = Some(seq);
             }
-            (shard.apply(events, &self.tiers, now), std::mem::take(&mut shard.told), shard.ttl)
+            (shard.apply(events, &self.tiers, now), std::mem::take(&mut shard.told), shard.expiry)
         };
         self.resolve(&src, wanted, told);
-        self.apply_shared(&src, events, ttl, now);
+        self.apply_shared(&src, events, expiry, now);
     }
 
     /// Replaces all that is known of a source by a snapshot that is exact at `resume_seq`, the first number
@@ -172,11 +207,12 @@ impl PrefixIndex {
         // Made aside, so that nobody is asked to wait and nobody sees a half of it.
         fresh.last_seq = last;
         let wanted = fresh.apply(events, &self.tiers, now);
-        let (told, ttl) = (std::mem::take(&mut fresh.told), fresh.ttl);
+        let (told, expiry) = (std::mem::take(&mut fresh.told), fresh.expiry);
+        self.not_confirmed(&src);
         let old = std::mem::replace(&mut *src.write(), fresh);
         drop(old);
         self.resolve(&src, wanted, told);
-        self.apply_shared(&src, events, ttl, now);
+        self.apply_shared(&src, events, expiry, now);
         true
     }
 
@@ -204,20 +240,27 @@ impl PrefixIndex {
     }
 
     /// Blocks of shared tiers belong to their owner, whatever becomes of the engine that told of them.
-    fn apply_shared(&self, src: &Source, events: &EventList, ttl: Option<u32>, now: u32) {
+    fn apply_shared(&self, src: &Source, events: &EventList, expiry: Option<Expiry>, now: u32) {
         if src.id.is_owner || !events.attrs_table().iter().any(is_shared) {
             return;
         }
         for v in events.iter().filter(|v| v.kind() != EventKind::Cleared && is_shared(v.attrs())) {
             let owner = self.add(v.attrs().ownership.as_deref().unwrap_or("shared"), 0, true);
-            if ttl.is_some() && owner.read().ttl != ttl {
-                owner.write().set_ttl(ttl, now);
+            if let Some(expiry) = expiry.filter(|e| e.covers(self.tier_of(v.attrs().medium.as_deref()))) {
+                let expiry = expiry.and(owner.read().expiry);
+                if owner.read().expiry != Some(expiry) {
+                    owner.write().set_expiry(Some(expiry), now);
+                }
             }
             let mut one = EventData::new();
             if one.push_view(v).is_ok() {
                 self.apply(owner.number, Seq::None, &one.into(), now);
             }
         }
+    }
+
+    fn tier_of(&self, medium: Option<&str>) -> usize {
+        self.tiers.lock().unwrap_or_else(PoisonError::into_inner).of(medium)
     }
 
     /// Expects that a source will soon store the blocks of this prompt, until a time. Returns how many are
@@ -265,6 +308,7 @@ impl PrefixIndex {
     /// Forgets what a source holds, as after its restart; its numbering starts anew.
     pub fn reset(&self, source: usize) {
         let Some(src) = self.get(source) else { return };
+        self.not_confirmed(&src);
         let mut fresh = src.read().emptied();
         fresh.last_seq = None;
         let old = std::mem::replace(&mut *src.write(), fresh);
@@ -273,6 +317,9 @@ impl PrefixIndex {
 
     /// Forgets a source. Its events that arrive later are ignored, until it is added again.
     pub fn drop_source(&self, source: usize) -> bool {
+        if let Some(src) = self.get(source) {
+            self.not_confirmed(&src);
+        }
         let dropped = write(&self.directory).drop_source(source);
         dropped.is_some()
     }
@@ -285,7 +332,7 @@ impl PrefixIndex {
         (0..PIECES).map(|p| src.write().forget(p, bits, None)).sum()
     }
 
-    /// Forgets blocks of store-only sources past their time. Returns their number.
+    /// Forgets blocks of store-only sources and tiers past their time. Returns their number.
     pub fn expire(&self, now: u32) -> usize {
         let mut gone = 0;
         for src in self.all().iter() {
@@ -295,7 +342,8 @@ impl PrefixIndex {
             }
             for p in 0..PIECES {
                 let mut shard = src.write();
-                let n = shard.forget(p, u32::MAX, Some(cutoff));
+                let expiring = shard.expiring;
+                let n = shard.forget(p, expiring, Some(cutoff));
                 shard.counters.expired += n as u64;
                 gone += n;
             }

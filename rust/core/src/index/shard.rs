@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::content::{ContentKey, ExtraReader, Root, block_key};
 use super::counters::{Bounds, Counters};
 use super::expected::Expected;
+use super::expiry::Expiry;
 use super::orphans::{Orphan, Orphans};
 use super::profile::{Profile, ScopeInfo};
 use super::store::{Id, Layout, Sized, Store, mask};
@@ -35,8 +36,12 @@ pub struct Shard {
     pub(super) bounds: Bounds,
     /// Whether this stands for the owner of a shared tier, whose blocks count here.
     is_owner: bool,
-    /// How long blocks live, for a source that never announces removals.
-    pub(super) ttl: Option<u32>,
+    /// How long blocks live, and in which tiers, where nobody announces that they leave.
+    pub(super) expiry: Option<Expiry>,
+    /// The scopes of those tiers.
+    pub(super) expiring: u32,
+    /// For a source of a dump, until its publisher is known to live still: whether it is complete then.
+    pub(super) unconfirmed: Option<bool>,
     /// Counts what was applied, so that a slow reader sees whether anything changed.
     pub(super) version: u64,
     pub(super) counters: Counters,
@@ -77,7 +82,9 @@ impl Shard {
             expected: Expected::default(),
             bounds,
             is_owner,
-            ttl: None,
+            expiry: None,
+            expiring: 0,
+            unconfirmed: None,
             version: 0,
             counters: Counters::default(),
             last_seq: None,
@@ -88,7 +95,8 @@ impl Shard {
     /// An empty one with the same settings, numbering and counters.
     pub fn emptied(&self) -> Self {
         let mut new = Self::new(self.seed, self.bounds, self.digest_on, self.is_owner, &self.wanted);
-        new.ttl = self.ttl;
+        new.expiry = self.expiry;
+        new.mark_expiring();
         new.version = self.version + 1;
         new.counters = self.counters;
         new.last_seq = self.last_seq;
@@ -108,13 +116,27 @@ impl Shard {
 
     /// The digest of what is resident; `None` where something could not be applied or digests are off.
     pub fn digest(&self) -> Option<[u8; 16]> {
-        self.digest.filter(|_| self.digest_on).map(Digest::to_bytes)
+        self.digest.filter(|_| self.digest_on && self.unconfirmed.is_none()).map(Digest::to_bytes)
     }
 
     /// Says that something is missing: answers are not complete and the digest is not valid.
     pub fn mark_incomplete(&mut self) {
+        self.unconfirmed = self.unconfirmed.map(|_| false);
         self.set_complete(false);
         self.digest = None;
+    }
+
+    /// Whether this is what a dump says, and nobody has seen the publisher alive since.
+    pub fn hold_back(&mut self) {
+        self.unconfirmed = Some(self.profile.complete);
+        self.set_complete(false);
+    }
+
+    /// The publisher still lives the life that the dump tells of.
+    pub fn confirm(&mut self) {
+        if let Some(complete) = self.unconfirmed.take() {
+            self.set_complete(complete);
+        }
     }
 
     /// The rows of a hash, one for each size of blocks.
@@ -136,7 +158,9 @@ impl Shard {
             }
         }
         let at = at.unwrap_or_else(|| {
-            self.stores.push(Store::new(Layout::of(hash, self.ttl.is_some(), unit), self.seed));
+            let mut store = Store::new(Layout::of(hash, self.expiry.is_some(), unit), self.seed);
+            store.expiring = self.expiring;
+            self.stores.push(store);
             self.stores.len() - 1
         });
         &mut self.stores[at]
@@ -148,13 +172,13 @@ impl Shard {
         Some(store.content(id)).filter(|&c| c != 0)
     }
 
-    /// The scopes in which a hash is resident; not where it was last stored before `cutoff`.
+    /// The scopes in which a hash is resident; not those that expire where it was last stored before `cutoff`.
     pub fn mask_of_hash(&self, hash: HashRef<'_>, cutoff: u32) -> u32 {
-        let fresh = self.find(hash).filter(|(s, id)| s.stored_at(*id).is_none_or(|t| t >= cutoff));
-        fresh.fold(0, |m, (s, id)| m | s.mask(id))
+        self.find(hash).fold(0, |m, (s, id)| m | s.mask_after(id, cutoff))
     }
 
-    /// The scopes in which a content is resident; not where it was last stored before `cutoff`.
+    /// The scopes in which a content is resident; not those that expire where it was last stored before
+    /// `cutoff`.
     #[inline]
     pub fn mask_of_content(&self, content: ContentKey, cutoff: u32) -> u32 {
         self.stores.iter().fold(0, |m, s| m | s.mask_of_content(content, cutoff))
@@ -162,7 +186,7 @@ impl Shard {
 
     /// What is older than this has expired at `now`.
     pub fn cutoff(&self, now: u32) -> u32 {
-        self.ttl.map_or(0, |ttl| now.saturating_sub(ttl))
+        self.expiry.map_or(0, |e| now.saturating_sub(e.ttl))
     }
 
     /// Scopes and groups, for matching without a lock.
@@ -205,7 +229,9 @@ impl Shard {
         let shared = !self.is_owner && is_shared(attrs);
         let profile = Arc::make_mut(&mut self.profile);
         profile.scopes.push(ScopeInfo { scope, tier, shared });
-        Some(profile.scopes.len() - 1)
+        let bit = profile.scopes.len() - 1;
+        self.mark_expiring();
+        Some(bit)
     }
 
     /// Applies events in order. `now` is the caller's time. Returns the parents that are not known here
@@ -452,11 +478,13 @@ impl Shard {
         self.orphans = Orphans::default();
         self.expected.clear();
         self.digest = Some(Digest::default());
+        self.unconfirmed = None;
         self.set_complete(true);
         if self.profile.scopes.len() == MAX_SCOPES || self.profile.groups.len() == MAX_SCOPES {
             // Whoever needed so many may need others from now on.
             self.profile = Arc::new(Profile { complete: true, ..Profile::default() });
             self.writers.clear();
+            self.mark_expiring();
         }
     }
 
@@ -486,11 +514,24 @@ impl Shard {
         gone
     }
 
-    /// Sets how long blocks live; those that are there live from now on.
-    pub fn set_ttl(&mut self, ttl: Option<u32>, now: u32) {
-        self.ttl = ttl;
-        for store in self.stores.iter_mut().filter(|s| s.layout.timed != ttl.is_some()) {
-            *store = store.with_time(ttl.is_some(), now);
+    /// Sets how long blocks live, and where; those that are there live from now on.
+    pub fn set_expiry(&mut self, expiry: Option<Expiry>, now: u32) {
+        self.expiry = expiry;
+        for store in self.stores.iter_mut().filter(|s| s.layout.timed != expiry.is_some()) {
+            *store = store.with_time(expiry.is_some(), now);
+        }
+        self.mark_expiring();
+    }
+
+    /// Lets every store know which of its scopes expire.
+    fn mark_expiring(&mut self) {
+        self.expiring = match self.expiry {
+            None => 0,
+            Some(e) if e.tiers == Expiry::ALL => u32::MAX,
+            Some(e) => self.bits_of(|s| e.covers(s.tier)),
+        };
+        for store in &mut self.stores {
+            store.expiring = self.expiring;
         }
     }
 
@@ -498,6 +539,7 @@ impl Shard {
     pub(super) fn restore_profile(&mut self, profile: Profile) {
         self.writers = profile.scopes.iter().map(|s| KeyWriter::new(&s.scope)).collect();
         self.profile = Arc::new(profile);
+        self.mark_expiring();
     }
 
     /// The digest of all rows, computed anew.

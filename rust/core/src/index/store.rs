@@ -129,6 +129,8 @@ pub struct Store {
     by_content: Box<[HashTable<u32>]>,
     live: usize,
     ghosts: VecDeque<u32>,
+    /// The scopes whose blocks expire.
+    pub(super) expiring: u32,
 }
 
 #[inline]
@@ -156,6 +158,7 @@ impl Store {
             by_content: vec![HashTable::new(); PIECES].into_boxed_slice(),
             live: 0,
             ghosts: VecDeque::new(),
+            expiring: 0,
         }
     }
 
@@ -222,8 +225,8 @@ impl Store {
         mask(self.row(id))
     }
 
-    /// The scopes, over all rows with this content, in which it is resident; not where it was last stored
-    /// before `cutoff`.
+    /// The scopes, over all rows with this content, in which it is resident; not those that expire where it
+    /// was last stored before `cutoff`.
     #[inline]
     pub fn mask_of_content(&self, key: ContentKey, cutoff: u32) -> u32 {
         // Content keys are hashes already.
@@ -231,8 +234,20 @@ impl Store {
         table
             .iter_hash(key)
             .map(|&id| self.row(Id(id)))
-            .filter(|row| content(row) == key && self.time(row).is_none_or(|t| t >= cutoff))
-            .fold(0, |all, row| all | mask(row))
+            .filter(|row| content(row) == key)
+            .fold(0, |all, row| all | self.left_of(row, cutoff))
+    }
+
+    /// The scopes in which a row is resident at a time of which `cutoff` is the oldest store that counts.
+    #[inline]
+    fn left_of(&self, row: &[u8], cutoff: u32) -> u32 {
+        let expired = self.time(row).is_some_and(|t| t < cutoff);
+        if expired { mask(row) & !self.expiring } else { mask(row) }
+    }
+
+    /// The same by the row's number.
+    pub fn mask_after(&self, id: Id, cutoff: u32) -> u32 {
+        self.left_of(self.row(id), cutoff)
     }
 
     /// Makes the block with this hash resident in the scopes `bits`: a new row, or [`Self::set`].
@@ -281,7 +296,7 @@ impl Store {
     /// a ghost.
     #[inline]
     pub fn set(&mut self, id: Id, bits: u32, key: ContentKey, now: u32) -> Set {
-        let timed = self.layout.timed;
+        let timed = self.layout.timed && bits & self.expiring != 0;
         let stride = self.stride;
         let row = self.row_mut(id);
         let (old_mask, old) = (mask(row), content(row));
@@ -292,7 +307,7 @@ impl Store {
         if learned {
             row[..8].copy_from_slice(&key.to_le_bytes());
         }
-        if timed && bits != 0 {
+        if timed {
             row[stride - 4..].copy_from_slice(&now.to_le_bytes());
         }
         if old_mask == 0 && new_mask != 0 {
