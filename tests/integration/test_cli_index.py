@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -93,6 +94,71 @@ def test_answers_are_those_of_the_pools(engines: list[Any], tmp_path: Path) -> N
     assert live[0] in table
 
 
+def test_a_dump_is_gone_on_with(engines: list[Any], tmp_path: Path) -> None:
+    """Of the same engines, from a file that lists them; one of them restarts in between."""
+    requests = list(islice(WORKLOADS["shared-prefix"](seed=4, block_size=16, rate=10.0), 40))
+    listed = tmp_path / "engines.jsonl"
+    listed.write_text(
+        "".join(
+            json.dumps({"endpoint": live, "replay_endpoint": replay, "name": f"e{i}"}) + "\n"
+            for i, (_, live, replay) in enumerate(engines)
+        )
+    )
+    dump, file = tmp_path / "index", tmp_path / "prompts.jsonl"
+    for i, request in enumerate(requests[:20]):
+        engines[i % 2][0].serve(request)
+    run("--sources", listed, "--dump", dump, "--settle", "0.5")
+    for i, request in enumerate(requests[20:]):
+        engines[i % 2][0].serve(request)
+    file.write_text("".join(json.dumps(list(r.prompt)) + "\n" for r in requests))
+    out, err = run("--sources", listed, "--load", dump, "--find", file, "--settle", "0.5", "--json")
+    assert "RESET" not in err.upper()
+    found = 0
+    for request, line in zip(requests, out.splitlines(), strict=True):
+        matches = {m["source"]: m for m in json.loads(line)["matches"]}
+        for i, (engine, _, _) in enumerate(engines):
+            size = engine.config.block_size
+            blocks = TokenBlocks(size)
+            blocks.extend(request.prompt)
+            want = len(engine.pool.find_longest_cache_hit(blocks)) * size
+            got = matches.get(f"e{i}", {"tokens": 0, "complete": True})
+            assert (got["tokens"], got["complete"]) == (want, True)
+            found += want > 0
+    assert found > 20
+
+    # An engine of the dump that is no longer listed is left out, and said.
+    listed.write_text(listed.read_text().splitlines()[0] + "\n")
+    out, err = run("--sources", listed, "--load", dump, "--find", file, "--settle", "0.3", "--json")
+    assert "e1 stands in the dump" in err
+    assert {m["source"] for line in out.splitlines() for m in json.loads(line)["matches"]} == {"e0"}
+
+
+def test_a_file_of_engines_is_followed(engines: list[Any], tmp_path: Path) -> None:
+    """One engine is listed while the command runs, the other is taken out."""
+    request = next(iter(WORKLOADS["shared-prefix"](seed=5, block_size=16, rate=10.0)))
+    listed, file = tmp_path / "engines.jsonl", tmp_path / "prompts.jsonl"
+    for engine, _, _ in engines:
+        engine.serve(request)
+    file.write_text(json.dumps(list(request.prompt)) + "\n")
+    lines = [json.dumps({"endpoint": live, "replay_endpoint": replay}) for _, live, replay in engines]
+    listed.write_text(lines[0] + "\n")
+    with subprocess.Popen(
+        [sys.executable, "-m", "kvevents", "index", "--sources", listed, "--find", file, "--settle", "3",
+         "--json"],
+        stdout=subprocess.PIPE, text=True,
+    ) as running:  # fmt: skip
+        # It is there when it asks the first engine; then the list changes.
+        end = time.monotonic() + 20
+        while engines[0][0]._publisher.stats().replay.requests == 0:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        new = tmp_path / "new.jsonl"
+        new.write_text(lines[1] + "\n")
+        new.replace(listed)
+        out, _ = running.communicate(timeout=30)
+    assert {m["source"] for m in json.loads(out)["matches"]} == {engines[1][1]}
+
+
 def test_what_cannot_work_is_one_line_and_an_exit_code(engines: list[Any], tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text('[1, 2, 3]\n{"token_ids": [1], "salt": 3}\n')
@@ -105,6 +171,13 @@ def test_what_cannot_work_is_one_line_and_an_exit_code(engines: list[Any], tmp_p
     file.write_text("[1, 2, 3]\n")
     _, err = run(live, "tcp://127.0.0.1:9", "--replay-endpoint", replay, "--find", file, code=2)
     assert "one for each" in err
+    for wrong in (["--find", file], [live]):
+        run(*wrong, code=2)
+    bad = tmp_path / "no-dump"
+    bad.write_bytes(b"nothing of the kind")
+    _, err = run(live, "--find", file, "--load", bad, code=3)
+    assert "dump" in err
+    _, err = run(live, "--find", file, "--sources", tmp_path / "none", code=3)
     _, err = run("tcp://127.0.0.1:9", "--find", file, "--timeout", "0.3", code=3)
     assert "no connection to tcp://127.0.0.1:9" in err
     # An engine that has said nothing yet is a good answer all the same.

@@ -147,6 +147,7 @@ def test_hello_says_who_answers_and_what_can_be_asked(make, peer):
     assert hello.keys() == COMMON | {
         "version", "ops", "rank", "topic", "dialect", "next_sequence", "mirror", "mirror_tokens", "exact_for",
         "blocks", "holes", "holes_from", "dropped", "failed", "events_lost", "max_pieces",
+        "store_only",
     }  # fmt: skip
     assert hello["epoch"] == publisher.stats().epoch
     assert len(hello["epoch"]) == 16

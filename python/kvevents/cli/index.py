@@ -77,8 +77,8 @@ def index(
     """Follow engines' streams, and tell who holds how much of each prompt of a file.
 
     Lengths are tokens from the start of the prompt. Reads what the engines' replay still has, and what they
-    publish meanwhile; `complete` says whether that is everything. With --load only what came since is read; an
-    engine that lives another life by now is begun anew.
+    publish meanwhile; `complete` says whether that is everything. With --load only what came since is read;
+    an engine that lives another life by now is begun anew.
     """
     if not endpoints and sources is None:
         raise Failure("name an ENDPOINT, or --sources with a file that lists some", EXIT_USAGE)
@@ -97,6 +97,8 @@ def index(
         listed += Source.ranks(live, dp, replay, topic) if dp > 1 else [Source(live, replay, topic)]
     known = PrefixIndex() if load is None else PrefixIndex.load(load.read_bytes())
     if sources is not None:
+        with sources.open("rb"):
+            pass  # an unreadable file is no usage error
         listed.append(FileSources(sources, every_s=0.2, on_change=lambda _, left: _forget(known, left)))
     with Subscriber(listed, resume=known.resume_points()) as stream:
         if load is not None:

@@ -11,7 +11,17 @@ import typer
 
 from kvevents.cli.exits import Failure
 from kvevents.events import BlockRemoved, BlockStored, EventList, ExternalBlockHash, KVCacheEvent
-from kvevents.subscribe import Batch, Gap, Item, Snapshot, Source, Subscriber
+from kvevents.subscribe import (
+    Batch,
+    Gap,
+    Item,
+    Reset,
+    Resumed,
+    Snapshot,
+    Source,
+    StoreOnly,
+    Subscriber,
+)
 
 __all__ = ["tail"]
 

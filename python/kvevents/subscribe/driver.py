@@ -24,9 +24,9 @@ from kvevents.subscribe.source import Source
 from kvevents.subscribe.timing import Timing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from kvevents.subscribe.items import Item
+    from kvevents.subscribe.items import Item, Resume
     from kvevents.subscribe.stats import SourceStats
 
 __all__ = ["Driver"]
@@ -72,6 +72,7 @@ class Driver:
         digest_of: Callable[[str], bytes | None] | None = None,
         decode: bool = True,
         keep_payload: bool = False,
+        resume: Mapping[str, Resume] | None = None,
         hwm: int = 100_000,
         max_replays: int = 4,
         max_message_bytes: int = 256 << 20,
@@ -134,6 +135,7 @@ class Driver:
         self._wires: dict[zmq.Socket[bytes], _Wires] = {}
         self._all: list[_Wires] = []
         self._log = RateLimitedLog("kvevents.subscribe", self._clock)
+        points = dict(resume or {})
         rng = random.Random(seed)  # noqa: S311 - jitter
 
         def session(source: Source) -> Session:
@@ -146,6 +148,8 @@ class Driver:
                 policy=policy,
                 decode_batches=decode,
                 keep_payload=keep_payload,
+                # Once: a source that is taken out and comes again begins anew.
+                resume=points.pop(source.label, None),
             )
 
         self._new_session = session

@@ -15,6 +15,7 @@ FAR = (b"", (2**63 - 1).to_bytes(8, "big"))
 """A plain request that is answered by its end marker only, by servers of any kind."""
 _MOST = 2**64 - 2
 _HOLES = 256
+_MEDIA = 64
 _pack = msgspec.msgpack.Encoder().encode
 
 
@@ -34,6 +35,7 @@ class Answer(msgspec.Struct):
     holes: list[tuple[int, int]] = []
     rank: int | None = None
     exact_for: str | None = None
+    store_only: list[str] = []
     seq: int | None = None
     digest: bytes | None = None
     count: int | None = None
@@ -80,6 +82,8 @@ def read_answer(frames: list[bytes]) -> Answer:
             raise AnswerError(f"{name}: {value}")
     if len(answer.holes) > _HOLES or any(not 0 <= a <= b <= _MOST for a, b in answer.holes):
         raise AnswerError("holes")
+    if len(answer.store_only) > _MEDIA:
+        raise AnswerError(f"{len(answer.store_only)} media in store_only")
     if answer.op != "error" and len(answer.epoch) != 16:
         raise AnswerError(f"an epoch of {len(answer.epoch)} bytes")
     return answer

@@ -78,7 +78,7 @@ class PlainSequence:
         """The number that is expected."""
         self.heard = False
         self._high = self.first_seq - 1
-        self._seen: dict[int, tuple[int, float | None]] = {}
+        self._seen: dict[int, tuple[int | None, float | None]] = {}
         self._lost: list[tuple[int, int]] = []
         self._held: dict[int, tuple[Message, bool]] = {}
         self.held_bytes = 0
@@ -91,6 +91,18 @@ class PlainSequence:
         self._last_ts: float | None = None
         self._late_run = 0
         self._late_seq = -2
+
+    def resume(self, last_seq: int, ts: float | None) -> None:
+        """Begin behind a batch that an earlier reader applied, of which no more than its stamp is known."""
+        self._seen[last_seq] = (None, ts)
+        self._last_ts = ts
+        self._high = last_seq
+        self.next = last_seq + 1
+        self.heard = True
+
+    def recognise(self, m: Message) -> None:
+        """Know the batch behind which :meth:`resume` began."""
+        self._seen[m.seq] = (m.digest, m.ts)
 
     # ------------------------------------------------------------ what the driver asks
 

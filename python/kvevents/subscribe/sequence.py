@@ -100,6 +100,13 @@ class Sequence(Position):
     def _restoring(self) -> bool:
         return self.job is not None and isinstance(self.job.request, Fetch)
 
+    def resume(self, epoch: bytes, last_seq: int) -> None:
+        """Begin behind what an earlier reader applied of this life."""
+        self.epoch = epoch
+        self.next = last_seq + 1
+        self.high = last_seq
+        self.heard = self._applied = True
+
     # ------------------------------------------------------------ inputs: the live stream
 
     def live(self, m: Message) -> list[Action]:

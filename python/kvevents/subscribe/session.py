@@ -29,7 +29,7 @@ from kvevents.subscribe.actions import (
 )
 from kvevents.subscribe.asking import Asking
 from kvevents.subscribe.extended import AnswerError, is_extended, read_answer
-from kvevents.subscribe.items import Batch, Gap, Item, Reset, Snapshot
+from kvevents.subscribe.items import Batch, Gap, Item, Reset, Resumed, Snapshot, StoreOnly
 from kvevents.subscribe.messages import END_MARKER, Reading
 from kvevents.subscribe.plain import PlainSequence
 from kvevents.subscribe.sequence import Sequence
@@ -39,8 +39,9 @@ from kvevents.subscribe.timing import Timing
 if TYPE_CHECKING:
     import random
 
-    from kvevents.subscribe.actions import Action, Policy
+    from kvevents.subscribe.actions import Action, Message, Policy
     from kvevents.subscribe.extended import Answer
+    from kvevents.subscribe.items import Resume
     from kvevents.subscribe.log import RateLimitedLog
     from kvevents.subscribe.source import Source
 
@@ -64,11 +65,17 @@ class Session:
         policy: Policy = "snapshot",
         decode_batches: bool = True,
         keep_payload: bool = False,
+        resume: Resume | None = None,
     ) -> None:
         self.source = source
         self.name = source.label
         self.stats = SourceStats(name=self.name)
-        self.sequence: PlainSequence | Sequence = PlainSequence(source.first_seq, limits)
+        plain = PlainSequence(source.first_seq, limits)
+        self.sequence: PlainSequence | Sequence = plain
+        # Where an earlier reader stopped, until it is known whether this is still the same life.
+        self._resume = resume if resume is not None and resume.last_seq >= source.first_seq else None
+        if self._resume is not None:
+            plain.resume(self._resume.last_seq, self._resume.ts)
         self._policy: Policy = policy
         self._limits = limits
         self._timing = timing
@@ -186,7 +193,10 @@ class Session:
         if m is None:
             return []
         request.progress(m.seq, now + self._timing.replay_timeout_s)
-        return self._do(self.sequence.replayed(m), now)
+        items = self._resumed_plainly(m, now)
+        if self._asking.request is not request:
+            return items
+        return items + self._do(self.sequence.replayed(m), now)
 
     def check(self, seq: int, digest: bytes, now: float) -> bool:
         """Compare the digest of the user's set behind ``seq`` with the publisher's, if both stand there."""
@@ -229,9 +239,10 @@ class Session:
         if a.op == "hello":
             self.stats.rank, self.stats.exact_for = a.rank, a.exact_for
             self._look_at = now + self._timing.look_s
+            items = self._store_only(a)
             if isinstance(sequence, PlainSequence):
-                return self._extended_server(a, now)
-            return self._do(sequence.hello(a.head), now)
+                return items + self._extended_server(a, now)
+            return items + self._do(sequence.hello(a.head), now)
         if not isinstance(sequence, Sequence):
             raise AnswerError(f"{a.op} without a hello")
         payload = frames[3] if len(frames) == 4 else b""
@@ -303,13 +314,43 @@ class Session:
         assert isinstance(plain, PlainSequence)  # noqa: S101 - the caller's condition
         self.stats.protocol = "extended"
         sequence = Sequence(self.source.first_seq, self._limits, self._policy)
-        # Of which life that was, what was delivered so far, nobody knows.
-        actions: list[Action] = [Wipe("unsure")] if plain.heard else []
+        actions: list[Action] = []
+        items: list[Item] = []
+        resume, self._resume = self._resume, None
+        if resume is not None and resume.epoch == a.epoch:
+            sequence.resume(a.epoch, resume.last_seq)
+            items.append(Resumed(self.name, resume.last_seq))
+        elif plain.heard:
+            # Of which life that was, what was delivered so far, nobody knows.
+            actions.append(Wipe("unsure" if resume is None or resume.epoch is None else "restart"))
         sequence.connected()
         for m in plain.held:
             sequence.live(m)
         self.sequence = sequence
-        return self._do(actions + sequence.hello(a.head), now)
+        return items + self._do(actions + sequence.hello(a.head), now)
+
+    def _resumed_plainly(self, m: Message, now: float) -> list[Item]:
+        """What the first answer of a plain replay says of the life in which an earlier reader stopped."""
+        resume, sequence = self._resume, self.sequence
+        if resume is None or not isinstance(sequence, PlainSequence) or m.seq < resume.last_seq:
+            return []
+        self._resume = None
+        if m.seq == resume.last_seq:
+            if m.ts is None or m.ts != resume.ts:
+                # The machine sees what that means.
+                return []
+            sequence.recognise(m)
+            return [Resumed(self.name, m.seq)]
+        # The log has lost the only thing that could tell.
+        self.sequence = PlainSequence(self.source.first_seq, self._limits)
+        return self._do([Wipe("unsure"), *self.sequence.connected()], now)
+
+    def _store_only(self, a: Answer) -> list[Item]:
+        media = tuple(a.store_only)
+        if media == self.stats.store_only:
+            return []
+        self.stats.store_only = media
+        return [StoreOnly(self.name, media, a.rank or 0)]
 
     # ------------------------------------------------------------ inside
 
@@ -347,7 +388,8 @@ class Session:
                 stats.batches += 1
                 stats.replayed += a.replayed
                 batch, payload = a.message.content
-                items.append(Batch(self.name, a.message.seq, batch, a.replayed, payload))
+                epoch = self.sequence.epoch if isinstance(self.sequence, Sequence) else None
+                items.append(Batch(self.name, a.message.seq, batch, a.replayed, payload, epoch))
                 if isinstance(self.sequence, Sequence) and self.sequence.incomplete:
                     self._look_for_a_clear(batch)
             elif isinstance(a, Skip):
@@ -410,6 +452,7 @@ class Session:
 
     def _reset(self, a: Wipe) -> Reset:
         self.stats.resets += 1
+        self._resume = None
         self._gap_in_life = False
         self._log.warning(self.name, "reset", "everything known is void: %s", a.reason)
         return Reset(self.name, a.reason)

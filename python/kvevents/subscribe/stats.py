@@ -20,6 +20,8 @@ class SourceStats(msgspec.Struct, kw_only=True):
     """The life that is followed, where the publisher says so."""
     rank: int | None = None
     """The publisher's global data-parallel rank, where it says so."""
+    store_only: tuple[str, ...] = ()
+    """Media of which the publisher says that what leaves them is never announced."""
     exact_for: str | None = None
     """What the publisher's snapshots and digests are exact for: ``engine`` or ``stream``."""
     state: str = "waiting"
