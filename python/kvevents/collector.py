@@ -66,6 +66,11 @@ class KVEventCollector:
     ) -> None:
         if clear not in ("reannounce", "expand"):
             raise ConfigError(f"clear: 'reannounce' or 'expand', saw {clear!r}")
+        if pool is not None and not callable(getattr(pool, "take_events", None)):
+            raise ConfigError(
+                f"{type(pool).__module__}.{type(pool).__qualname__} has no take_events(): its blocks would "
+                "come and go unannounced; give it one (an EventQueue's), or pool=None"
+            )
         self._pool = pool
         self._connectors = list(connectors)
         self._publisher = publisher

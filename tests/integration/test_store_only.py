@@ -97,9 +97,7 @@ def test_a_store_only_tier_expires_in_the_reader_and_the_others_stay(
         child.keep(taken.events)
     for i, (s, w) in enumerate(zip(scheduler, worker, strict=True)):
         output = KVConnectorOutput(kv_cache_events=w.get_kv_connector_kv_cache_events())
-        joined = KVOutputAggregator.from_connector(s, 1).aggregate(
-            [ModelRunnerOutput(output)]
-        )
+        joined = KVOutputAggregator.from_connector(s, 1).aggregate([ModelRunnerOutput(output)])
         collector.update(joined.kv_connector_output, i)
     now = 0.0
     index = PrefixIndex(clock=lambda: now, expires_s=60)
