@@ -11,6 +11,7 @@ from kvevents.subscribe.items import Batch, Gap, Item, Reset, Resumed, Snapshot,
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from types import EllipsisType
 
 __all__ = ["ResidentKey", "ResidentSet"]
 
@@ -25,6 +26,9 @@ class ResidentKey(NamedTuple):
     ownership: str | None = None
 
 
+_Which: TypeAlias = "str | EllipsisType | None"
+"""A source by its name, ``None`` for that of bare events, ``...`` (left out) for the only one."""
+
 Applicable: TypeAlias = "Item | KVEventBatch | EventList | Iterable[KVCacheEvent]"
 
 
@@ -36,7 +40,7 @@ class ResidentSet:
 
     :meth:`apply` takes what a :class:`~kvevents.subscribe.Subscriber` yields, or bare events. Items are
     kept apart by source; bare events belong to the source ``None``. The argument ``source`` may be left
-    out while there is at most one source.
+    out while there is at most one source; ``None`` names that of the bare events.
 
     Integers are one key by their 64 bits: -1 and 2^64-1 are the same block. Safe from several threads as
     far as single calls go; a large apply lets other threads run.
@@ -87,22 +91,22 @@ class ResidentSet:
             case _:
                 self._apply_events(None, _columns(item), "events")
 
-    def digest(self, source: str | None = None) -> bytes:
+    def digest(self, source: _Which = ...) -> bytes:
         """Sixteen bytes: the sum of the keys' XXH3-128, as publishers and pools give it.
 
         Compare it only while :meth:`why_invalid` is ``None``.
 
-        :raises EventTypeError: several sources, and none named.
+        :raises EventTypeError: several sources and none named, or an unknown one.
         """
         return self._one(source).digest()
 
-    def valid_digest(self, source: str | None = None) -> bytes | None:
+    def valid_digest(self, source: _Which = ...) -> bytes | None:
         """The digest, or ``None`` where it cannot be compared: what ``Subscriber(digest_of=)`` wants."""
         if self._name(source) not in self._sets or self.why_invalid(source) is not None:
             return None
         return self.digest(source)
 
-    def why_invalid(self, source: str | None = None) -> str | None:
+    def why_invalid(self, source: _Which = ...) -> str | None:
         """Why the set may differ from the source's, or ``None`` when everything was applied."""
         self._one(source)
         return self._unsure.get(self._name(source))
@@ -112,15 +116,15 @@ class ResidentSet:
         """Names of the sources that anything was applied of, in order of appearance."""
         return list(self._sets)
 
-    def keys(self, source: str | None = None) -> set[ResidentKey]:
+    def keys(self, source: _Which = ...) -> set[ResidentKey]:
         """All keys of a source, as Python objects."""
         return _keys(self._one(source).difference(_core.ResidentSet()))
 
-    def missing(self, truth: ResidentSet, source: str | None = None) -> set[ResidentKey]:
+    def missing(self, truth: ResidentSet, source: _Which = ...) -> set[ResidentKey]:
         """The keys that ``truth`` has and this set has not."""
         return _keys(truth._only().difference(self._one(source)))
 
-    def extra(self, truth: ResidentSet, source: str | None = None) -> set[ResidentKey]:
+    def extra(self, truth: ResidentSet, source: _Which = ...) -> set[ResidentKey]:
         """The keys that this set has and ``truth`` has not."""
         return _keys(self._one(source).difference(truth._only()))
 
@@ -179,22 +183,25 @@ class ResidentSet:
             self._sets[source] = _core.ResidentSet()
         return self._sets[source]
 
-    def _name(self, source: str | None) -> str | None:
-        if source is None and len(self._sets) == 1:
-            return next(iter(self._sets))
-        return source
+    def _name(self, source: _Which) -> str | None:
+        if source is not ...:
+            return source
+        if len(self._sets) > 1:
+            known = ", ".join(map(repr, self._sets))
+            raise EventTypeError(f"name the source, one of {known} (None: of the bare events)")
+        return next(iter(self._sets), None)
 
-    def _one(self, source: str | None) -> _core.ResidentSet:
+    def _one(self, source: _Which) -> _core.ResidentSet:
         name = self._name(source)
         if name in self._sets:
             return self._sets[name]
         if not self._sets and name is None:
             return _core.ResidentSet()
         known = ", ".join(map(repr, self._sets))
-        raise EventTypeError(f"name the source: {source!r} is none of {known or 'no sources'}")
+        raise EventTypeError(f"name the source: {name!r} is none of {known or 'no sources'}")
 
     def _only(self) -> _core.ResidentSet:
-        return self._one(None)
+        return self._one(...)
 
     def _wipe(self, source: str | None) -> None:
         self._set(source).clear()

@@ -14,7 +14,18 @@ import pytest
 import zmq
 from plain_publisher import batch_of
 
+from kvevents import (
+    BlockRemoved,
+    BlockStored,
+    KVEventBatch,
+    KVEventsConfig,
+    ResidentSet,
+    Source,
+    Subscriber,
+)
+from kvevents.publish import EventPublisherFactory
 from kvevents.recording import Mark, Message, read_recording
+from kvevents.subscribe import Timing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -126,6 +137,68 @@ def test_gaps_are_marks_and_a_stopped_recorder_keeps_what_it_has(
     assert seqs == [i for i in range(19) if i not in {4, 14}]
     _, err = finish(player)
     assert "ends inside a record" in err
+
+
+def test_a_snapshot_in_a_recording_is_part_of_what_a_reader_of_the_replay_holds(
+    tmp_path: Path, free_ports: Callable[[int], list[int]]
+) -> None:
+    """The recorder came too late for the log; in the file stands a snapshot instead."""
+    live, replay, again = (f"tcp://127.0.0.1:{p}" for p in free_ports(3))
+    publisher = EventPublisherFactory.create(
+        KVEventsConfig(
+            enable_kv_cache_events=True,
+            endpoint=live,
+            replay_endpoint=replay,
+            buffer_steps=3,
+            topic="kv",
+            dialect="sglang-map",
+        ),
+        0,
+    )
+    truth = ResidentSet()
+
+    def publish(numbers: range) -> None:
+        for n in numbers:
+            events: list[Any] = [
+                BlockStored([n + 1], n or None, [n] * 4, 4, None, "GPU", None, cache_salt="s")
+            ]
+            if n >= 20:
+                events.append(BlockRemoved([n - 15], "GPU"))
+            truth.apply(events)
+            publisher.publish(KVEventBatch(time.time(), events, 0))
+
+    file = tmp_path / "stream.kvr"
+    try:
+        publish(range(30))
+        recorder = start(
+            "record", live, file, "--replay-endpoint", replay, "--count", "10", "--timeout", "30"
+        )
+        deadline = time.monotonic() + 30
+        while not (_begun(file) and any(isinstance(r, Mark) for r in read_recording(file))):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        publish(range(30, 40))
+        finish(recorder)
+    finally:
+        publisher.shutdown()
+    player = start("replay", file, "--endpoint", again, "--fast", "--json")
+    held = ResidentSet()
+    with Subscriber(Source(again, name="w"), timing=Timing(reorder_wait_s=0.01)) as stream:
+        deadline = time.monotonic() + 30
+        while stream.stats()[0].last_seq != 39:
+            assert time.monotonic() < deadline
+            if (item := stream.poll(0.1)) is not None:
+                held.apply(item)
+        while (item := stream.poll(0)) is not None:
+            held.apply(item)
+    out, _ = finish(player)
+    assert json.loads(out)["snapshots"] == 1
+    assert held.why_invalid("w") is None
+    assert held.digest("w") == truth.digest()
+
+
+def _begun(file: Path) -> bool:
+    return file.exists() and file.stat().st_size > 8
 
 
 def test_replay_keeps_the_recorded_pace(

@@ -104,8 +104,16 @@ def test_items_of_several_sources_stay_apart() -> None:
     assert (len(s), len(s.keys("a")), len(s.keys("b"))) == (1, 1, 0)
     with pytest.raises(EventTypeError, match="'a', 'b'"):
         s.digest()
+    # Bare events are a source too, and are no longer meant by a name that was left out.
+    s.apply([stored(1, 2, 3)])
+    with pytest.raises(EventTypeError, match="'a', 'b', None"):
+        s.digest()
+    assert s.digest(None) == ResidentSet([stored(1, 2, 3)]).digest() != s.digest("a")
     s.drop("b")
+    s.drop(None)
     assert s.digest() == s.digest("a")
+    with pytest.raises(EventTypeError, match="None is none of 'a'"):
+        s.digest(None)
 
 
 def test_a_gap_is_remembered_until_something_makes_the_set_known_again() -> None:

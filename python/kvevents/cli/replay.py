@@ -10,10 +10,15 @@ from typing import Annotated
 import typer
 import zmq
 
+from kvevents._core import EventList
 from kvevents.cli.exits import EXIT_USAGE, Failure, say
+from kvevents.codec import encode
+from kvevents.errors import EncodeError, RecordingError
+from kvevents.events import AllBlocksCleared, KVEventBatch
 from kvevents.publish.endpoints import parse
 from kvevents.publish.sockets import SharedContext, open_socket
 from kvevents.recording import Mark, Message, read_recording
+from kvevents.subscribe.messages import peek_ts
 
 __all__ = ["replay"]
 
@@ -37,7 +42,8 @@ def replay(
     """A recorded stream, published again byte for byte: topics, numbers and payloads as they were.
 
     In the order of the file, at the recorded pace or faster. Nothing is lost to a slow reader: it is waited
-    for. Marks of gaps and restarts are not sent; the numbers show them.
+    for. Marks of gaps and restarts are not sent; the numbers show them. A snapshot goes out as one batch, a
+    clear and its stores, under the last number that it stands for: that is what was not received.
     """
     where = parse(endpoint)
     if where.scheme == "tcp" and not where.port:
@@ -56,7 +62,7 @@ def replay(
     }
     try:
         socket, _ = open_socket(context, zmq.XPUB, where, bind=True, rank=0, options=options)
-        counts = {"batches": 0, "bytes": 0, "gaps": 0}
+        counts = {"batches": 0, "bytes": 0, "gaps": 0, "snapshots": 0}
         try:
             _wait_for(socket, readers, endpoint, timeout)
             _send(socket, file, speed, counts)
@@ -92,13 +98,20 @@ def _send(socket: zmq.Socket[bytes], file: Path, speed: float, counts: dict[str,
         say(f"{file} ends inside a record: {size} bytes from byte {offset} on were left out")
 
     started = first = None
+    last = -1
+    snapshot: Mark | None = None
     for record in read_recording(file, cut):
         if isinstance(record, Mark):
             counts["gaps"] += record.kind == "gap"
+            if record.kind == "reset":
+                last = -1
+                snapshot = None
+            elif record.kind == "snapshot":
+                snapshot = record
             continue
         if not isinstance(record, Message):
-            # A recorder that went on later: the time between is nobody's.
-            first = None
+            # A recorder that went on later: the time between is nobody's, and it knew nothing of before.
+            first, last = None, -1
             continue
         if speed:
             if first is None or started is None:
@@ -106,6 +119,38 @@ def _send(socket: zmq.Socket[bytes], file: Path, speed: float, counts: dict[str,
             wait = (record.time - first) / speed - (time.monotonic() - started)
             if wait > 0:
                 time.sleep(wait)
+        if snapshot is not None:
+            _send_snapshot(socket, snapshot, last, record.topic, peek_ts(record.payload), counts)
+            snapshot = None
         socket.send_multipart([record.topic, record.seq.to_bytes(8, "big"), record.payload])
+        last = record.seq
         counts["batches"] += 1
         counts["bytes"] += len(record.payload)
+    if snapshot is not None:
+        _send_snapshot(socket, snapshot, last, b"", None, counts)
+
+
+def _send_snapshot(
+    socket: zmq.Socket[bytes], mark: Mark, last: int, topic: bytes, ts: float | None, counts: dict[str, int]
+) -> None:
+    """What the recorder got instead of batches, with the time stamp of the batch that follows it."""
+    if mark.first is None or mark.payload is None:
+        raise RecordingError("a mark of a snapshot without number or content")
+    seq = mark.first - 1
+    if seq <= last:
+        say(f"a snapshot behind batch {seq}, which was sent: nothing was missing there, and it is left out")
+        return
+    # Everything that there was before the snapshot is void.
+    events = EventList([AllBlocksCleared()]) + EventList.from_bytes(mark.payload)
+    payload = _encode(KVEventBatch(mark.time if ts is None else ts, events))
+    socket.send_multipart([topic, seq.to_bytes(8, "big"), payload])
+    counts["snapshots"] += 1
+    counts["bytes"] += len(payload)
+
+
+def _encode(batch: KVEventBatch) -> bytes:
+    """In the first dialect that has a place for everything: salts are a field of SGLang's only."""
+    try:
+        return encode(batch)
+    except EncodeError:
+        return encode(batch, dialect="sglang-map")
