@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).resolve().parent
 PYTHON = Path(os.environ.get("KVEVENTS_ENGINE", "/nowhere")).expanduser() / "bin" / "python"
 pytestmark = [
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(not PYTHON.exists(), reason="not run: KVEVENTS_ENGINE names no environment with vLLM"),
 ]
 
@@ -48,7 +48,12 @@ class VllmPublisher:
             env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
             | {"CUDA_VISIBLE_DEVICES": "", "VLLM_LOGGING_LEVEL": "ERROR"},
         )
-        assert self._answer() == 0
+        try:
+            assert self._answer() == 0
+        except BaseException:
+            self._process.kill()
+            self._process.communicate()
+            raise
 
     def _answer(self) -> int:
         assert self._process.stdout is not None
