@@ -71,7 +71,7 @@ class Proof:
         for kind, options in (("stock", ()), ("plug-in", ("-p", "kvevents.integrations.vllm.pytest_plugin"))):
             self.run(
                 f"vLLM {NEXT}'s own tests, {kind}", *PYTEST, *options, *NEXT_TESTS,
-                path=(source,), cwd=source.parent / "only-tests", HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1",
+                path=(source,), cwd=source / "only-tests", HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1",
                 VLLM_PLUGINS="",
             )  # fmt: skip
 
