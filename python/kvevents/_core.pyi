@@ -848,6 +848,186 @@ class EventQueue:
     def max_queued_events(self) -> int:
         """The bound, in pushes."""
 
+# ---------------------------------------------------------------- pool of an engine
+
+@final
+class EngineBlock:
+    """One block of an `EnginePool`: the one object that an engine's code holds for it. Identity is equality.
+
+    `ref_cnt` may be written while the block stays in use. Anything else that is written, and the neighbours in
+    the free queue, belong to the engine's own code: the pool is handed over to it first (`EnginePool`).
+    """
+
+    @property
+    def block_id(self) -> int:
+        """Its number."""
+
+    @property
+    def is_null(self) -> bool:
+        """Whether it is block 0, which stands for a hole."""
+
+    @property
+    def pool(self) -> EnginePool | None:
+        """The pool, while there is one."""
+
+    ref_cnt: int
+    """Number of users."""
+    _block_hash: bytes | None
+    _block_hash_num_tokens: int | None
+    prev_free_block: object
+    next_free_block: object
+
+    @property
+    def block_hash(self) -> bytes | None:
+        """Its own hash and the group in four bytes, big endian."""
+
+    @property
+    def block_hash_num_tokens(self) -> int | None:
+        """Tokens from the beginning of the sequence to the end of what the hash names."""
+
+    def set_block_hash(self, block_hash: bytes, num_tokens: int | None = None) -> None:
+        """The engine's own."""
+
+    def reset_hash(self) -> None:
+        """The engine's own."""
+
+@disjoint_base
+class EnginePool:
+    """The base of a class that stands in for an engine's own `BlockPool` (vLLM 0.32's, with its names and order
+    of parameters), called with the engine's own request and with the blocks that it gave out.
+
+    A request is read in place: `block_hashes` (a list, one hash per `block_size` tokens of the pool),
+    `all_token_ids`, `lora_request`, `session_id`, and whether it has multimodal features, prompt embeddings or a
+    salt; only then `extra_keys(request, first_token, block_size, holes)` is asked for what events say of them.
+    Tokens and the rest only while events are on.
+
+    What the native pool cannot do changes nothing: the subclass's `_hand_over(why)` is called, which makes this
+    object one of the engine's own code with the same contents (`_adopt` gives the blocks their successors), and
+    the same call is made again. So a subclass has `_hand_over`, and `_free_mixed(blocks, why)`,
+    `_get_new_blocks_hooked`, `_touch_hooked` and `_evict_blocks_hooked` for what `_set_hooked` asks for.
+
+    Not thread-safe beyond single calls; the interpreter lock is never released.
+    """
+
+    def __new__(
+        cls,
+        num_blocks: int,
+        block_size: int,
+        *,
+        enable_caching: bool,
+        enable_kv_cache_events: bool,
+        medium: str,
+        report: str,
+        narrow: bool,
+        block_class: type,
+        event_classes: tuple[type, type, type],
+        extra_keys: object,
+    ) -> Self:
+        """A pool of free blocks; `event_classes` make stores, removals and clears. `ConfigError`."""
+
+    def get_new_blocks(self, num_blocks: int) -> list[EngineBlock]:
+        """Take blocks from the head of the free queue. `ValueError` in the engine's words."""
+
+    def get_cached_block(
+        self, block_hash: bytes, kv_cache_group_ids: Sequence[int]
+    ) -> list[EngineBlock] | None:
+        """The block with this hash in each group, or `None`."""
+
+    def cache_full_blocks(
+        self,
+        request: object,
+        blocks: list[EngineBlock],
+        num_cached_blocks: int,
+        num_full_blocks: int,
+        block_size: int,
+        kv_cache_group_id: int,
+        block_mask: Sequence[bool] | None = None,
+    ) -> None:
+        """Give full blocks their hashes; the null block and masked ones are holes."""
+
+    def cache_partial_block(
+        self,
+        request: object,
+        block: EngineBlock,
+        num_tokens: int,
+        kv_cache_group_id: int,
+        block_size: int,
+        replace_existing_hashes: bool = False,
+    ) -> bytes | None:
+        """Make a block reachable by a boundary inside it; the key of that, or `None` for the null block."""
+
+    def emit_cached_block_events(
+        self, request: object, num_cached_blocks: int, block_size: int, kv_cache_group_id: int
+    ) -> None:
+        """Announce blocks that were hit."""
+
+    def move_block_hashes(self, src_block: EngineBlock, dst_block: EngineBlock) -> None:
+        """All hashes of one block go to another, without an event."""
+
+    def touch(self, blocks: Sequence[EngineBlock]) -> None:
+        """One more user each; out of the free queue."""
+
+    def free_blocks(self, ordered_blocks: Sequence[EngineBlock]) -> None:
+        """One user less each, in this order; any iterable. Blocks of other pools go to those."""
+
+    def evict_blocks(self, block_ids: Sequence[int]) -> None:
+        """Take all hashes from these blocks; any iterable of ids."""
+
+    def is_block_writable(self, block: EngineBlock) -> bool:
+        """Whether its only user may write into it."""
+
+    def get_num_free_blocks(self) -> int:
+        """Blocks that can be given out."""
+
+    def get_usage(self) -> float:
+        """The share in use."""
+
+    def _insert_block_hash(
+        self, block_hash_with_group_id: bytes, block: EngineBlock, num_tokens: int | None
+    ) -> None: ...
+    def _maybe_evict_cached_block(self, block: EngineBlock) -> bool: ...
+    def _bind(self, owner: object) -> None:
+        """A weak reference to this object, for its blocks."""
+
+    def _set_hooked(self, on: bool) -> None:
+        """Whether somebody wants to know of single blocks."""
+
+    def _set_shared_queue(self, on: bool) -> None:
+        """Whether events go into `self.kv_event_queue` at the end of each call."""
+
+    def _set_group(self, group: int, kind: str, sliding_window: int | None) -> None:
+        """What stores of a group say about it."""
+
+    def _take_blocks(self, num_blocks: int) -> list[EngineBlock]: ...
+    def _touch(self, blocks: Sequence[EngineBlock]) -> None: ...
+    def _unpin(self, blocks: Sequence[EngineBlock], on_reuse: object) -> None: ...
+    def _reset(self) -> bool: ...
+    def _take_columns(self) -> EventList:
+        """Events since the last call, as columns."""
+
+    def to_events(self) -> list[object]:
+        """The same as the engine's Structs."""
+
+    def to_blocks(self) -> list[EngineBlock]:
+        """All blocks."""
+
+    def to_free_blocks(self, at_most: int) -> list[EngineBlock]:
+        """The blocks that are given out next, in order."""
+
+    def _next_free(self, after: EngineBlock | None) -> EngineBlock | None: ...
+    def _num_keys(self) -> int: ...
+    def to_keys(self) -> list[bytes]:
+        """Every hash that is held, with its group."""
+
+    def to_keys_of(self, block: int) -> list[tuple[bytes, int | None]]:
+        """Hashes of a block and the tokens that each covers, its own first."""
+
+    def to_copies(self, key: object) -> list[EngineBlock]:
+        """The blocks that hold a hash, the one that a hit takes first."""
+
+    def _adopt(self, own: list[object]) -> None:
+        """From here on each block stands for one of these."""
+
 # ---------------------------------------------------------------- record
 
 @final

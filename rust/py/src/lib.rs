@@ -7,6 +7,11 @@
 
 mod aggregate;
 mod codec;
+mod engine_block;
+mod engine_calls;
+mod engine_events;
+mod engine_pool;
+mod engine_request;
 mod errors;
 mod event_args;
 mod events;
@@ -35,6 +40,10 @@ mod core_module {
     use crate::aggregate::PyAggregator;
     #[pymodule_export]
     use crate::codec::{decode_batch, dialects, encode_batch, encode_batch_reporting};
+    #[pymodule_export]
+    use crate::engine_block::PyEngineBlock;
+    #[pymodule_export]
+    use crate::engine_pool::PyEnginePool;
     #[pymodule_export]
     use crate::events::PyEventList;
     #[pymodule_export]

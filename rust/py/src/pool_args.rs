@@ -102,6 +102,14 @@ pub struct Entries {
     list: Vec<Option<Vec<u8>>>,
 }
 
+impl Entries {
+    /// The list begins with the entry of this block.
+    pub const fn starting_at(mut self, block: usize) -> Self {
+        self.first = block;
+        self
+    }
+}
+
 impl ExtraKeySource for Entries {
     fn write_entry(&self, tokens: Range<usize>, out: &mut Vec<u8>) -> bool {
         let at = tokens.start.checked_div(self.size).map_or(0, |block| block - self.first);

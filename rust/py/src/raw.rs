@@ -17,6 +17,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyString, PyTuple};
 
+use crate::engine_block::{PyEngineBlock, Shared};
 use crate::tokens::PyBlockHashes;
 
 /// An element that is not what was asked for.
@@ -263,6 +264,33 @@ fn copy_ints<T: BufferInt>(
     // SAFETY: both loops wrote `n` elements behind the length.
     unsafe { out.set_len(out.len() + n) };
     Ok(())
+}
+
+/// Appends the ids of an engine's blocks, all of this pool, restricted to `range` (cut to what is there);
+/// `false`, and nothing appended, where one is something else.
+pub fn read_engine_blocks(
+    list: &Bound<'_, PyList>,
+    range: Option<Range<usize>>,
+    shared: &Arc<Shared>,
+    out: &mut Vec<u32>,
+) -> bool {
+    let range = clamp(range, list.len());
+    let n = range.len();
+    for (i, cell) in range.zip(spare(out, n)) {
+        // SAFETY: `list` is a list and stays alive; no Python code runs in this loop, so the index is inside
+        // of it and the borrowed item lives as long as its turn.
+        let item =
+            unsafe { Borrowed::from_ptr(list.py(), ffi::PyList_GetItem(list.as_ptr(), i.cast_signed())) };
+        match item.cast::<PyEngineBlock>() {
+            Ok(block) if block.get().is_of(shared) => {
+                cell.write(block.get().id());
+            }
+            _ => return false,
+        }
+    }
+    // SAFETY: the loop wrote `n` elements behind the length, or returned.
+    unsafe { out.set_len(out.len() + n) };
+    true
 }
 
 // ---------------------------------------------------------------- hashes

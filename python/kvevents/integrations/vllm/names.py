@@ -29,12 +29,74 @@ class Name(NamedTuple):
     """Annotated fields that the class must have."""
     stores: tuple[str, ...] = ()
     """Attributes that the function itself sets."""
+    no_others: bool = False
+    """Whether any other parameter makes it another function."""
+    methods: tuple[str, ...] = ()
+    """Names that the class itself defines."""
+    order: tuple[str, ...] = ()
+    """The first fields of the Struct, in this order."""
 
 
 _EVENTS = "vllm.distributed.kv_events"
 _OUTPUTS = "vllm.v1.outputs"
 _UTILS = "vllm.distributed.kv_transfer.kv_connector.utils"
+_CORE = "vllm.v1.core"
 _MULTI = "vllm.distributed.kv_transfer.kv_connector.v1.multi_connector"
+
+_POOL_METHODS = (
+    "get_cached_block",
+    "cache_full_blocks",
+    "emit_cached_block_events",
+    "cache_partial_block",
+    "_insert_block_hash",
+    "move_block_hashes",
+    "get_new_blocks",
+    "unpin_blocks",
+    "_maybe_evict_cached_block",
+    "touch",
+    "is_block_writable",
+    "free_blocks",
+    "evict_blocks",
+    "reset_prefix_cache",
+    "get_num_free_blocks",
+    "get_usage",
+    "take_events",
+)
+_BLOCK_FIELDS = (
+    "block_id",
+    "ref_cnt",
+    "pool",
+    "_block_hash",
+    "_block_hash_num_tokens",
+    "prev_free_block",
+    "next_free_block",
+    "is_null",
+)
+_REQUEST_FIELDS = (
+    "block_hashes",
+    "all_token_ids",
+    "lora_request",
+    "session_id",
+    "mm_features",
+    "cache_salt",
+    "prompt_embeds",
+)
+_STORED_FIELDS = (
+    "block_hashes",
+    "parent_block_hash",
+    "token_ids",
+    "block_size",
+    "lora_id",
+    "medium",
+    "lora_name",
+    "extra_keys",
+    "group_idx",
+    "kv_cache_spec_kind",
+    "kv_cache_spec_sliding_window",
+    "locality",
+    "ownership",
+    "session_id",
+)
 
 NAMES: dict[str, tuple[Name, ...]] = {
     "publisher": (
@@ -79,6 +141,103 @@ NAMES: dict[str, tuple[Name, ...]] = {
         Name(_OUTPUTS, "KVConnectorOutput", fields=("kv_cache_events", "kv_connector_worker_meta")),
         Name(_EVENTS, "KVConnectorKVEvents"),
     ),
+    "pool": (
+        Name(f"{_CORE}.block_pool", "BlockPool", methods=_POOL_METHODS),
+        Name(
+            f"{_CORE}.block_pool",
+            "BlockPool.__init__",
+            parameters=(
+                "num_gpu_blocks",
+                "enable_caching",
+                "hash_block_size",
+                "enable_kv_cache_events",
+                "metrics_collector",
+                "medium",
+            ),
+            no_others=True,
+            stores=(
+                "blocks",
+                "free_block_queue",
+                "cached_block_hash_to_block",
+                "cached_block_hashes_by_block",
+                "null_block",
+                "kv_event_queue",
+                "_reuse_watchers",
+            ),
+        ),
+        Name(
+            f"{_CORE}.block_pool",
+            "BlockPool.cache_full_blocks",
+            parameters=(
+                "request",
+                "blocks",
+                "num_cached_blocks",
+                "num_full_blocks",
+                "block_size",
+                "kv_cache_group_id",
+                "block_mask",
+            ),
+            no_others=True,
+        ),
+        Name(
+            f"{_CORE}.block_pool",
+            "BlockPool.cache_partial_block",
+            parameters=(
+                "request",
+                "block",
+                "num_tokens",
+                "kv_cache_group_id",
+                "block_size",
+                "replace_existing_hashes",
+            ),
+            no_others=True,
+        ),
+        Name(
+            f"{_CORE}.block_pool",
+            "BlockPool.emit_cached_block_events",
+            parameters=("request", "num_cached_blocks", "block_size", "kv_cache_group_id"),
+            no_others=True,
+        ),
+        Name(
+            f"{_CORE}.block_pool",
+            "BlockHashToBlockMap",
+            methods=("get_one_block", "contain", "insert", "pop"),
+        ),
+        Name(f"{_CORE}.kv_cache_utils", "KVCacheBlock", fields=_BLOCK_FIELDS),
+        Name(
+            f"{_CORE}.kv_cache_utils",
+            "FreeKVCacheBlockQueue",
+            methods=("get_all_free_blocks", "iter_blocks_after"),
+        ),
+        Name(
+            f"{_CORE}.kv_cache_utils",
+            "generate_block_hash_extra_keys",
+            parameters=("request", "start_token_idx", "end_token_idx", "start_mm_idx"),
+            no_others=True,
+        ),
+        Name(f"{_CORE}.kv_cache_utils", "to_event_extra_keys", parameters=("extra_keys",), no_others=True),
+        Name(f"{_CORE}.kv_cache_coordinator", "BlockPool"),
+        Name(f"{_CORE}.single_type_kv_cache_manager", "SharedEventQueueBlockPool"),
+        Name("vllm.v1.hisparse.block_pool", "SharedEventQueueBlockPool", methods=("kv_event_queue",)),
+        Name(f"{_CORE}.kv_cache_manager", "KVCacheManager.take_events"),
+        Name(
+            f"{_CORE}.kv_cache_manager",
+            "KVCacheManager.__init__",
+            stores=("block_pool", "kv_cache_event_metadata"),
+        ),
+        Name(
+            f"{_CORE}.sched.scheduler",
+            "Scheduler.__init__",
+            stores=("kv_cache_manager", "kv_event_publisher"),
+        ),
+        Name("vllm.v1.utils", "ConstantList.__init__", stores=("_x",)),
+        Name("vllm.v1.request", "Request.__init__", stores=_REQUEST_FIELDS),
+        Name("vllm.envs", "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES"),
+        Name(_EVENTS, "BlockStored", order=_STORED_FIELDS),
+        Name(_EVENTS, "BlockRemoved", order=("block_hashes", "medium", "group_idx")),
+        Name(_EVENTS, "AllBlocksCleared"),
+        Name(_EVENTS, "MEDIUM_GPU"),
+    ),
 }
 
 
@@ -115,6 +274,14 @@ def _wrong(name: Name) -> str | None:
         missing = set(name.parameters) - set(inspect.signature(found).parameters)
         if missing:
             return f"{where} has no parameter {', '.join(sorted(missing))}"
+        others = set(inspect.signature(found).parameters) - set(name.parameters) - {"self"}
+        if name.no_others and others:
+            return f"{where} has another parameter: {', '.join(sorted(others))}"
+    missing = set(name.methods) - set(vars(found) if name.methods else ())
+    if missing:
+        return f"{where} defines no {', '.join(sorted(missing))}"
+    if name.order and getattr(found, "__struct_fields__", ())[: len(name.order)] != name.order:
+        return f"the fields of {where} are not {', '.join(name.order)}"
     if name.fields:
         missing = set(name.fields) - _fields(found)
         if missing:

@@ -130,6 +130,13 @@ impl Blocks {
         }
     }
 
+    /// The free block after a free one, or the first one.
+    #[inline]
+    pub fn next_free(&self, after: Option<u32>) -> Option<u32> {
+        let next = self.node(after.unwrap_or_else(|| self.head())).next;
+        (next != self.head()).then_some(next)
+    }
+
     /// The free blocks from head to tail.
     pub fn free_order(&self) -> Vec<u32> {
         let mut out = Vec::with_capacity(self.free);

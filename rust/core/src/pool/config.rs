@@ -31,7 +31,7 @@ pub enum GroupKind {
 pub struct Group {
     /// Tokens in a block of this group; a multiple of the size over which hashes are made.
     pub block_size: u32,
-    /// vLLM's name: `full_attention`, `sliding_window`, ...
+    /// vLLM's name: `full_attention`, `sliding_window`, ...; empty where it is not known, and then not said.
     pub kind: Arc<str>,
     /// Tokens, for sliding windows.
     pub sliding_window: Option<u32>,
@@ -67,6 +67,8 @@ pub struct Config {
     pub report_hits: bool,
     /// Whether events carry the low 64 bits of a digest instead of the digest.
     pub narrow: bool,
+    /// Whether a boundary that its block's hash covers already is kept in residency too, as vLLM keeps it.
+    pub covered_boundaries: bool,
     /// Groups; one of full attention where empty.
     pub groups: Vec<Group>,
     /// Events that may wait before the queue is replaced by a resync mark.
@@ -85,6 +87,7 @@ impl Config {
             report: Report::Residency,
             report_hits: false,
             narrow: false,
+            covered_boundaries: false,
             groups: Vec::new(),
             max_queued_events: 100_000,
         }

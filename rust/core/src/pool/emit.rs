@@ -79,6 +79,13 @@ impl Emitter {
         self.queue.len()
     }
 
+    /// Groups were added or are better known.
+    pub fn set_groups(&mut self, groups: &[Group]) {
+        self.groups = groups.to_vec();
+        self.removal_attrs.resize(groups.len(), None);
+        self.stored_attrs.fill(None);
+    }
+
     /// How often the queue was replaced by a resync mark, and how many events that dropped.
     pub const fn losses(&self) -> (u64, u64) {
         (self.resyncs, self.dropped)
@@ -239,7 +246,7 @@ impl Emitter {
             sliding_window: group.sliding_window.map(i64::from),
             medium: Some(Arc::clone(&self.medium)),
             lora_name: meta.lora_name.clone(),
-            spec_kind: Some(Arc::clone(&group.kind)),
+            spec_kind: (!group.kind.is_empty()).then(|| Arc::clone(&group.kind)),
             session_id: meta.session_id.clone(),
             ..Attrs::default()
         });

@@ -31,6 +31,13 @@ pub(super) struct Key {
     pub kept: Kept,
 }
 
+impl Key {
+    /// The key's next copy; the last one leads to the first again.
+    pub const fn next(&self) -> u32 {
+        self.next
+    }
+}
+
 /// All slots.
 #[derive(Clone, Debug)]
 pub(super) struct Keys {

@@ -9,6 +9,7 @@ mod blocks;
 mod cache;
 mod config;
 mod emit;
+mod engine;
 mod keys;
 mod lookup;
 mod partial;
@@ -20,5 +21,6 @@ mod table;
 
 pub use block_pool::{BlockPool, Stats};
 pub use config::{Config, Group, GroupKind, Report};
+pub use engine::Held;
 pub use queue::EventQueue;
 pub use request::{ExtraKeySource, HashColumn, KeyForm, NIL, Request};

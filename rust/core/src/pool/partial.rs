@@ -13,9 +13,10 @@ impl BlockPool {
     /// Returns whether the block owns that hash now; the null block never does.
     ///
     /// A block whose hash names a shorter prefix is promoted: what it owned leaves. With `replace` all
-    /// that it owned leaves. In residency a boundary that the block's hash covers already is refused,
-    /// so that the stream never stores again what a promotion removed, and the event spans from the
-    /// last ancestor that is resident; as copies, the boundary becomes a further hash of the block.
+    /// that it owned leaves. In residency a boundary that the block's hash covers already is refused
+    /// (unless `covered_boundaries`), so that the stream never stores again what a promotion removed, and
+    /// the event spans from the last ancestor that is resident; as copies, the boundary becomes a further
+    /// hash of the block.
     ///
     /// # Errors
     /// Any [`PoolError`] of arguments; nothing was changed then.
@@ -59,7 +60,7 @@ impl BlockPool {
         if cached {
             if replace || (self.keys.key(block).num_tokens as usize) < num_tokens {
                 self.forget(block);
-            } else if !every_copy {
+            } else if !every_copy && !self.config.covered_boundaries {
                 return Ok(false);
             }
         }
@@ -67,6 +68,35 @@ impl BlockPool {
         self.put_partial(r, block, num_tokens, group, every_copy);
         self.flush();
         Ok(true)
+    }
+
+    /// Where the event of a boundary begins: whoever has extra keys of spans gives those of this one.
+    ///
+    /// # Errors
+    /// [`PoolError::Group`], [`PoolError::Boundary`], [`PoolError::TooFewHashes`].
+    pub fn boundary_start(
+        &self,
+        r: &Request<'_>,
+        num_tokens: usize,
+        group: usize,
+    ) -> Result<usize, PoolError> {
+        self.group(group)?;
+        let step = self.config.block_size as usize;
+        if num_tokens == 0 || !num_tokens.is_multiple_of(step) {
+            return Err(PoolError::Boundary { num_tokens, step });
+        }
+        let needed = num_tokens / step;
+        if r.hashes.end() < needed {
+            return Err(PoolError::TooFewHashes { given: r.hashes.end(), needed });
+        }
+        let ancestor = self.boundary_ancestor(r, needed - 1, group as u16);
+        Ok(ancestor.map_or(0, |i| (i + 1) * step))
+    }
+
+    /// The last announced ancestor; as copies, the boundary before this one, announced or not.
+    fn boundary_ancestor(&self, r: &Request<'_>, last: usize, group: u16) -> Option<usize> {
+        let every_copy = self.events.as_ref().is_some_and(|e| e.every_copy);
+        (0..last).rev().find(|&i| every_copy || self.keys.get(r.hashes.get(i), group).is_some())
     }
 
     fn put_partial(&mut self, r: &Request<'_>, block: u32, num_tokens: usize, group: u16, every_copy: bool) {
@@ -85,9 +115,7 @@ impl BlockPool {
         if self.events.is_none() {
             return;
         }
-        // The last announced ancestor; as copies, the boundary before this one, announced or not.
-        let is_ancestor = |i: &usize| every_copy || self.keys.get(r.hashes.get(*i), group).is_some();
-        let ancestor = (0..last).rev().find(is_ancestor);
+        let ancestor = self.boundary_ancestor(r, last, group);
         let start = ancestor.map_or(0, |i| (i + 1) * step);
         let parent = ancestor.map(|i| r.hashes.get(i));
         let tokens = r.tokens_of(start..num_tokens);

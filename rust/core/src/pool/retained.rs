@@ -149,6 +149,11 @@ impl Retained {
         }
     }
 
+    /// One more group.
+    pub fn add_group(&mut self, block_size: u32) {
+        self.cells.push(TokenCells { size: block_size as usize, data: Vec::new(), spare: Vec::new() });
+    }
+
     /// The number of the meta of a call, with one user: the call itself, until [`Self::done`].
     #[inline]
     pub fn begin(&mut self, r: &Request<'_>, group: u16, block_size: u32) -> u32 {
@@ -200,6 +205,9 @@ impl Retained {
     /// Forgets a slot's record. Returns the meta's number if nothing uses it any more.
     #[inline]
     pub fn remove(&mut self, slot: u32, group: u16, kept: Kept) -> Option<u32> {
+        if kept.meta == NIL {
+            return None;
+        }
         if kept.cell == NIL {
             self.spans.remove(&slot);
         } else {

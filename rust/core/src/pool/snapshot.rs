@@ -7,7 +7,7 @@ use crate::events::{EventList, ExtraKeys, Scope};
 use crate::resident::{Digest, key_digest};
 
 impl BlockPool {
-    fn is_first_copy(&self, slot: u32) -> bool {
+    pub(super) fn is_first_copy(&self, slot: u32) -> bool {
         let keys = &self.keys;
         keys.is_live(slot)
             && keys.find(keys.fingerprint_of(slot), keys.digest(slot), keys.key(slot).group) == Some(slot)
