@@ -448,12 +448,15 @@ def test_columns_say_what_the_structs_say(vllm_core):
     said = []
     for columns in (False, True):
         pool, held = filled(vllm_core)
-        pool._set_group(0, "full_attention", None)
         pool.free_blocks(held[0][::-1])
         pool.get_new_blocks(4)
         said.append(pool.take_columns() if columns else kvevents.EventList(pool.take_events()))
     assert said[0] == said[1]
-    assert said[1][0].kv_cache_spec_kind == "full_attention"
+    pool._set_group(0, "sliding_window", 64)
+    pool.evict_blocks({held[2][1].block_id})
+    pool.cache_full_blocks(vllm_core.request("x", range(8)), [pool.null_block, held[2][1]], 1, 2, STEP, 0)
+    stored = pool.take_columns()[-1]
+    assert (stored.kv_cache_spec_kind, stored.kv_cache_spec_sliding_window) == ("sliding_window", 64)
     pool.kv_event_queue.append(vllm_core.events.AllBlocksCleared())
     assert pool.take_columns() is None
     assert len(pool.take_events()) == 1
@@ -507,3 +510,104 @@ def test_a_request_that_is_read_only_in_part_and_one_of_another_kind(vllm_core):
     pool.cache_full_blocks(request, got, 0, 1, STEP, 0)
     assert pool.take_events()[-1].token_ids == [200, 201, 202, 203]
     assert isinstance(pool, vllm_core.ours)
+
+
+@pytest.fixture
+def installed(vllm_core, monkeypatch):
+    """The part, plugged in, and out again at the end; `installed(report=...)`."""
+    from vllm.v1.core import block_pool, kv_cache_coordinator, kv_cache_manager, single_type_kv_cache_manager
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.hisparse import block_pool as hisparse
+
+    from kvevents.integrations.vllm.settings import Options, Settings
+
+    for owner, name in (
+        (block_pool, "BlockPool"),
+        (kv_cache_coordinator, "BlockPool"),
+        (hisparse, "SharedEventQueueBlockPool"),
+        (single_type_kv_cache_manager, "SharedEventQueueBlockPool"),
+        (kv_cache_manager.KVCacheManager, "take_events"),
+        (Scheduler, "__init__"),
+        (vllm_core.pool, "_report"),
+    ):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+
+    def install(report="every_copy"):
+        assert report in vllm_core.pool.install(Settings(("pool",), Options(report=report)))
+        return kv_cache_manager
+
+    return install
+
+
+@needs_vllm
+def test_every_name_is_there_and_the_part_is_plugged_in(vllm_core, installed):
+    import vllm
+    from vllm.v1.core import kv_cache_coordinator, single_type_kv_cache_manager
+
+    from kvevents.integrations.vllm import names
+
+    assert names.problem("pool", vllm.__version__) is None
+    installed()
+    assert kv_cache_coordinator.BlockPool is vllm_core.ours
+    assert issubclass(single_type_kv_cache_manager.SharedEventQueueBlockPool, vllm_core.ours)
+
+
+@needs_vllm
+def test_a_changed_signature_of_the_pool_is_not_plugged_in(vllm_core, monkeypatch):
+    import vllm
+    from vllm.v1.core import block_pool
+
+    from kvevents.integrations.vllm import names
+
+    def init(self, num_gpu_blocks, enable_caching, hash_block_size, enable_kv_cache_events=False,
+             metrics_collector=None, medium="GPU", num_hash_lookahead_tokens=0):  # fmt: skip
+        """As in vLLM 0.33."""
+
+    monkeypatch.setattr(block_pool.BlockPool, "__init__", init)
+    assert "another parameter: num_hash_lookahead_tokens" in names.problem("pool", vllm.__version__)
+
+
+@needs_vllm
+def test_the_manager_gives_structs_unless_somebody_takes_columns(vllm_core, installed):
+    """Alone, `take_events()` is vLLM's: a plain list of its Structs, with kind and window set."""
+    manager_module = installed()
+    from types import SimpleNamespace
+
+    for columns in (False, True):
+        pool, _ = filled(vllm_core)
+        manager = SimpleNamespace(block_pool=pool, kv_cache_event_metadata=(("full_attention", None),))
+        pool.columns = columns
+        events = manager_module.KVCacheManager.take_events(manager)
+        assert type(events) is list
+        if columns:
+            assert [type(e) for e in events] == [kvevents.EventList]
+            assert len(events[0]) == 3
+            assert manager_module.KVCacheManager.take_events(manager) == []
+        else:
+            assert [type(e) for e in events] == [vllm_core.events.BlockStored] * 3
+            assert {e.kv_cache_spec_kind for e in events} == {"full_attention"}
+
+
+@needs_vllm
+def test_columns_and_structs_of_connectors_go_out_as_one_batch(vllm_core):
+    """The payload is the one that vLLM writes for the same events as Structs."""
+    import msgspec
+
+    from kvevents.integrations.vllm import publisher
+
+    ev = vllm_core.events
+    own = ev.BlockRemoved(block_hashes=[1], medium="CPU", group_idx=0)
+    payloads = []
+    for columns in (False, True):
+        pool, held = filled(vllm_core)
+        pool.free_blocks(held[0][::-1])
+        pool.get_new_blocks(4)
+        events = [pool.take_columns(), own] if columns else [*pool.take_events(), own]
+        batch = ev.KVEventBatch(ts=1.5, events=events, data_parallel_rank=0)
+        publisher._join(batch)
+        if columns:
+            assert type(batch.events) is kvevents.EventList
+            payloads.append(kvevents.encode(batch, dialect=publisher.native()))
+        else:
+            payloads.append(msgspec.msgpack.encode(batch))
+    assert payloads[0] == payloads[1]

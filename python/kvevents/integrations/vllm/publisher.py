@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 import logging
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from vllm.config.kv_events import KVEventsConfig
 from vllm.distributed import kv_events
 
+from kvevents._core import EventList
 from kvevents.errors import PublisherClosedError
 from kvevents.integrations.vllm.names import release
 from kvevents.publish import endpoints
@@ -83,6 +85,7 @@ class EngineSender(Sender):
         self._native = self._dialect == native()
 
     def _send_batch(self, seq: int, batch: Any) -> None:
+        _join(batch)
         payload = self._packed(batch)
         if payload is None:
             super()._send_batch(seq, batch)
@@ -93,17 +96,38 @@ class EngineSender(Sender):
             self._mirror.record_payload(seq, payload)
         self._send(seq, payload)
 
-    def _packed(self, batch: Any) -> bytes | None:
-        """``None`` where the columns have to do it: another dialect, or an event that cannot be encoded.
+    def _mirror_batch(self, seq: int, batch: Any) -> None:
+        if hasattr(batch, "events"):
+            _join(batch)
+        super()._mirror_batch(seq, batch)
 
+    def _packed(self, batch: Any) -> bytes | None:
+        """``None`` where the columns have to do it.
+
+        That is another dialect, events that come in columns (part ``pool``), or one that cannot be encoded.
         One such event must not cost the others; through columns they are sorted out one by one.
         """
-        if not self._native:
+        if not self._native or not isinstance(batch.events, list):
             return None
         try:
             return self._pack(batch)
         except Exception:
             return None
+
+
+def _join(batch: Any) -> None:
+    """Columns of the pool (part ``pool``) among Structs of connectors: all in columns, in their order."""
+    events = batch.events
+    if not isinstance(events, list) or not any(type(part) is EventList for part in events):
+        return
+    try:
+        joined = EventList()
+        for columns, parts in groupby(events, lambda part: type(part) is EventList):
+            for part in parts if columns else (list(parts),):
+                joined += part
+        batch.events = joined
+    except Exception:  # one that cannot be put into columns: they are sorted out one by one
+        batch.events = tuple(e for part in events for e in (part if type(part) is EventList else (part,)))
 
 
 class _Publisher(ZmqEventPublisher):

@@ -196,3 +196,54 @@ impl BlockPool {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pool::{Config, Report};
+
+    fn pool(report: Report) -> BlockPool {
+        BlockPool::new(Config { report, ..Config::new(8, 4) }).unwrap()
+    }
+
+    #[test]
+    fn a_hash_that_was_put_in_leaves_with_an_event_and_without_a_record() {
+        for report in [Report::EveryCopy, Report::Residency] {
+            let mut p = pool(report);
+            let mut blocks = Vec::new();
+            p.get_new_blocks(2, &mut blocks).unwrap();
+            p.ensure_group(3, 8).unwrap();
+            let form = KeyForm::Bytes(2);
+            for (block, hash, group) in [(1, b"aa", 0), (1, b"bb", 3), (2, b"bb", 3)] {
+                assert!(p.insert_hash(block, form, hash, group, 4).unwrap());
+                assert!(!p.insert_hash(block, form, hash, group, 4).unwrap());
+            }
+            assert_eq!(p.copies_of(form, b"bb", 3).collect::<Vec<_>>(), [1, 2]);
+            assert_eq!(p.held(1).map(|h| h.group).collect::<Vec<_>>(), [0, 3]);
+            assert_eq!(p.resident_keys().count(), 2);
+            assert!(p.take_events().is_empty());
+            assert!(p.snapshot().unwrap().is_empty());
+            assert!(p.evict_block(1).unwrap());
+            assert!(p.evict_block(2).unwrap());
+            assert!(!p.evict_block(2).unwrap());
+            let removed: usize = p.take_events().iter().map(|v| v.num_hashes()).sum();
+            assert_eq!(removed, if report == Report::EveryCopy { 3 } else { 2 });
+        }
+    }
+
+    #[test]
+    fn groups_and_counts_that_cannot_be_change_nothing() {
+        let mut p = pool(Report::EveryCopy);
+        assert!(p.ensure_group(0, 6).is_err());
+        assert!(p.ensure_group(0, 0).is_err());
+        assert!(p.ensure_group(usize::from(u16::MAX), 4).is_err());
+        assert!(p.ensure_group(0, 1 << 40).is_err());
+        assert_eq!(p.config().groups.len(), 1);
+        assert!(p.set_ref_count(1, 1).is_err());
+        assert!(p.insert_hash(0, KeyForm::Bytes(1), b"a", 0, 0).is_err());
+        assert!(p.insert_hash(1, KeyForm::Bytes(1), b"a", 1, 0).is_err());
+        assert_eq!(p.next_free(Some(99)), None);
+        assert_eq!(p.next_free(Some(7)), None);
+        assert_eq!(p.next_free(Some(3)), Some(4));
+    }
+}
