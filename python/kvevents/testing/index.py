@@ -426,7 +426,7 @@ class NaivePrefixIndex:
             name = h[0] if by_hash else s.content.get(h)
             if name is not None:
                 held.setdefault(name, set()).update(fresh)
-        expected = {c for c, until in s.expected.items() if until >= now}
+        expected = {c for c, until in s.expected.items() if until >= now} - held.keys()
         mine = [sc for sc, shared in s.scopes.items() if not shared]
         order = [*TIERS, *dict.fromkeys(tier_of(m) for m, *_ in mine)]
         tiers = [t for t in dict.fromkeys(order) if any(tier_of(sc[0]) == t for sc in mine)]
@@ -530,7 +530,7 @@ def _usable(
 
     def has(g: int | None, block: Any) -> bool:
         counts = {sc for sc in scopes if sc[1] in (None, g)}
-        return block in expected or bool(held.get(block, set()) & counts)
+        return bool(counts and block in expected) or bool(held.get(block, set()) & counts)
 
     def reach(g: int | None) -> int:
         at = 0

@@ -10,7 +10,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use super::attrs::Attrs;
 use super::data::{EventData, MIXED_INT, MIXED_UINT, Origin, RareEntry, Row, Skipped, flag};
 use super::list::EventList;
-use super::view::{HashForm, Rare, mixed_count};
+use super::view::{EventKind, HashForm, Rare, mixed_count};
 use crate::error::EventsError;
 use crate::hash::{MAX_HASH_BYTES, le_u64};
 use crate::msgpack;
@@ -312,6 +312,9 @@ fn check(data: &mut EventData) -> Result<(), EventsError> {
         let claimed = v.is_irregular();
         if claimed == v.fits() {
             return corrupt(format!("event {i} says wrongly whether it is regular"));
+        }
+        if v.kind() == EventKind::Stored && v.attrs().block_size == 0 && v.has_tokens() {
+            return corrupt(format!("event {i} has token ids and no block size"));
         }
         irregular += u32::from(claimed);
     }

@@ -185,6 +185,14 @@ impl<'a> EventView<'a> {
         }
     }
 
+    /// Whether it has token ids in any form.
+    pub(super) fn has_tokens(&self) -> bool {
+        match self.tokens() {
+            Tokens::Plain(ids) => !ids.is_empty(),
+            Tokens::Wide(raw) => msgpack::array_header(raw, 0).is_none_or(|(n, _)| n > 0),
+        }
+    }
+
     /// Whether any rare field is set.
     #[inline]
     pub fn has_rare(&self) -> bool {
