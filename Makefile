@@ -16,6 +16,7 @@ SEED ?= 1
 ARGS ?=
 ONLY ?=
 ENGINE ?=
+FUZZ_SECONDS ?= 60
 
 SOURCES := $(shell find rust/core/src rust/py/src python -type f \( -name '*.rs' -o -name '*.py' -o -name '*.pyi' -o -name py.typed \)) \
 	Cargo.toml Cargo.lock pyproject.toml rust/core/Cargo.toml rust/py/Cargo.toml README.md LICENSE
@@ -34,7 +35,7 @@ TINY := $(KVEVENTS_ENGINE)/share/engine/tiny-llama
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | awk -F ':.*  ## ' '{printf "  %-12s %s\n", $$1, $$2}'
-	@echo "  variables: PYTHON=$(PYTHON) ARGS= (demo, trace, soak) WORKERS= CONNECTORS= READERS= (demo) ONLY= ENGINE=DIR (bench)"
+	@echo "  variables: PYTHON=$(PYTHON) ARGS= (demo, trace, fuzz, soak) WORKERS= CONNECTORS= READERS= (demo) ONLY= ENGINE=DIR (bench) FUZZ_SECONDS=$(FUZZ_SECONDS) (fuzz)"
 
 # ------------------------------------------------------------------ environment, wheel, installation
 
@@ -119,18 +120,17 @@ stubs: $(INSTALLED) $(TOOLS)  ## _core.pyi against the extension
 seam: $(INSTALLED) $(TOOLS)  ## the guards of the Rust/Python seam, stubs among them
 	KVEVENTS_TEST_INSTALLED=1 $(PY) -m pytest -q tests/test_seam.py
 
-fuzz: $(INSTALLED) $(TOOLS)  ## damaged and random input, many times over
-	PROPTEST_CASES=$${PROPTEST_CASES:-20000} $(CARGO) test --locked -q --profile quick -p kvevents-core
-	KVEVENTS_TEST_INSTALLED=1 KVEVENTS_HYPOTHESIS=slow $(PY) -m pytest -q tests/property --timeout 3600 $(ARGS)
+fuzz:  ## every fuzz target for FUZZ_SECONDS; without a nightly compiler their corpus, as plain tests
+	CARGO=$(CARGO) FUZZ_SECONDS=$(FUZZ_SECONDS) rust/fuzz/run.sh $(ARGS)
 
 chaos: $(INSTALLED) $(TOOLS)  ## the long runs: the whole-system simulation (SEED=, 10^6 steps), property, concurrency and integration tests
 	$(PY) -m kvevents.testing.system --seed $(SEED) --worlds 10 --steps 100000 --jobs 2
-	KVEVENTS_CHAOS=1 KVEVENTS_WORKER_EVENTS=$${WORKER_EVENTS:-10000000} $(CARGO) test --locked -q --profile quick -p kvevents-core -- --include-ignored
+	PROPTEST_CASES=$${PROPTEST_CASES:-20000} KVEVENTS_CHAOS=1 KVEVENTS_WORKER_EVENTS=$${WORKER_EVENTS:-10000000} $(CARGO) test --locked -q --profile quick -p kvevents-core -- --include-ignored
 	KVEVENTS_TEST_INSTALLED=1 KVEVENTS_CHAOS=1 KVEVENTS_HYPOTHESIS=slow $(PY) -m pytest -q --timeout 3600 \
 		tests/property tests/concurrency tests/integration $(ARGS)
 
-soak: $(INSTALLED)  ## the main job for long
-	$(VENV)/bin/kvevents demo --requests $${REQUESTS:-100000} $(ARGS)
+soak: $(INSTALLED)  ## the whole system over real ZMQ for ten minutes: does memory grow? ARGS="--seconds 600"
+	$(PY) -m kvevents.demo.soak $(ARGS)
 
 # ------------------------------------------------------------------ inside a real vLLM
 

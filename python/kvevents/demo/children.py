@@ -131,6 +131,10 @@ class ChildGroup:
             if heard is not None and heard[1] != _ENDED:
                 on_said(*heard)
 
+    def pids(self) -> dict[str, int]:
+        """Process ids of the children that have not been ended."""
+        return {name: p.pid for name, p in self._processes.items() if name in self._pipes and p.pid is not None}
+
     def end(self, name: str, *, kill: bool = False) -> None:
         """End a child: its pipe is closed, or it is killed. Its name may then be used again."""
         pipe, process = self._pipes.pop(name, None), self._processes[name]

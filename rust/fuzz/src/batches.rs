@@ -38,7 +38,7 @@ fn attrs(input: &mut Input<'_>) -> Attrs {
 
 /// A run of hashes in one of the forms, in the order in which a chain has them.
 fn hashes(input: &mut Input<'_>) -> Vec<BlockHash> {
-    let (form, from, n) = (input.below(8), i64::from(input.byte() % 32), 1 + input.below(4) as i64);
+    let (form, from, n) = (input.below(8), i64::from(input.byte() % 32), 1 + i64::from(input.byte() % 4));
     let one = |i: i64| match form {
         0..=2 => BlockHash::Uint(i.cast_unsigned()),
         3 => BlockHash::Uint(i.cast_unsigned() | 1 << 63),
@@ -137,7 +137,7 @@ pub fn contents(v: &EventView<'_>) -> Vec<(Key, Content)> {
     let attrs = v.attrs();
     let size = attrs.block_size as usize;
     let regular = !v.is_irregular();
-    let mut values = v.tokens().raw().map(|raw| values(raw)).unwrap_or_default().into_iter();
+    let mut values = v.tokens().raw().map(values).unwrap_or_default().into_iter();
     let mut extra = match v.extra_keys() {
         ExtraKeys::Raw(raw) => values_or_none(raw),
         ExtraKeys::AllNil => vec![Some(vec![0xc0]); v.num_hashes()],

@@ -260,7 +260,7 @@ impl Both {
     // ---------------------------------------------------------------- bytes to events
 
     fn batch(&self, engine: usize, input: &mut Input<'_>) -> Vec<Event> {
-        (0..1 + input.below(3))
+        (0..=input.below(3))
             .map(|_| match input.below(16) {
                 0 => Event::Cleared,
                 1..=5 => {
@@ -381,7 +381,9 @@ impl Both {
     fn digest_of(&self, source: &Source) -> Option<[u8; 16]> {
         let mut sum = Digest::default();
         for (h, (scopes, _)) in &source.resident {
-            scopes.iter().for_each(|s| sum.add(key_digest(as_ref(h), &self.naive.scopes[*s])));
+            for s in scopes {
+                sum.add(key_digest(as_ref(h), &self.naive.scopes[*s]));
+            }
         }
         (!source.invalid).then(|| sum.to_bytes())
     }

@@ -306,7 +306,7 @@ fn usable<T>(
             chains[&size].get((at / size) as usize).is_some_and(|block| has(group, block))
         };
         let sizes: Vec<u32> = groups.iter().filter(|g| g.0.is_none() || g.0 == group).map(|g| g.1).collect();
-        (0..).find(|&at| !sizes.iter().any(|&size| covers(at, size))).expect("prompts end")
+        (0..u32::MAX).find(|&at| !sizes.iter().any(|&size| covers(at, size))).expect("prompts end")
     };
     let longest = needed.iter().map(|g| chains[&g.1].len() as u32 * g.1).min().unwrap_or(0);
     let limit = needed.iter().filter(|g| g.2.is_none()).map(|g| reach(g.0)).min().unwrap_or(longest);

@@ -119,7 +119,7 @@ impl World {
         }
         let seq = self.next;
         let payload =
-            encode(&kept, Timestamp::Float(seq as f64), None, Dialect::VllmMap033, EncodeOptions::default())
+            encode(&kept, Timestamp::Uint(seq), None, Dialect::VllmMap033, EncodeOptions::default())
                 .expect("the newest dialect has a place for everything");
         let read = decode(&payload, true).expect("its own").events;
         assert!(read.same(&kept), "{read:?} {kept:?}");

@@ -129,6 +129,7 @@ class _Rank:
             dropped=published.dropped,
             blocks_stored=stats.blocks_stored,
             blocks_removed=stats.blocks_removed,
+            digest=self.engine.pool.digest(),
         )
 
     def close(self) -> None:

@@ -32,6 +32,8 @@ class SourceReport(msgspec.Struct, frozen=True, kw_only=True):
     """By the publisher's queue."""
     blocks_stored: int
     blocks_removed: int
+    digest: bytes
+    """Of the pool."""
 
 
 class FollowReport(msgspec.Struct):
