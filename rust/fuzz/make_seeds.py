@@ -1,3 +1,4 @@
+# ruff: noqa: INP001 - a script
 """Writes the seeds of the fuzz corpus: ``python rust/fuzz/make_seeds.py`` with kvevents installed.
 
 Payloads are those of ``tests/golden``, the smallest of each dialect and shape; lists and dumps are made of
@@ -38,7 +39,9 @@ def payloads() -> list[bytes]:
     chosen = []
     for found in by_dialect.values():
         small = sorted((p for p in found if len(p) <= SMALL), key=lambda p: (len(p), p))
-        chosen += [small[i * (len(small) - 1) // (PER_DIALECT - 1)] for i in range(PER_DIALECT)] if small else []
+        chosen += (
+            [small[i * (len(small) - 1) // (PER_DIALECT - 1)] for i in range(PER_DIALECT)] if small else []
+        )
     return sorted(set(chosen))
 
 

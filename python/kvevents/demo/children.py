@@ -133,7 +133,7 @@ class ChildGroup:
 
     def pids(self) -> dict[str, int]:
         """Process ids of the children that have not been ended."""
-        return {name: p.pid for name, p in self._processes.items() if name in self._pipes and p.pid is not None}
+        return {n: p.pid for n, p in self._processes.items() if n in self._pipes and p.pid is not None}
 
     def end(self, name: str, *, kill: bool = False) -> None:
         """End a child: its pipe is closed, or it is killed. Its name may then be used again."""

@@ -71,8 +71,13 @@ fn build(events: &[Event]) -> EventList {
                     1 => ExtraKeys::AllNil,
                     _ => ExtraKeys::Raw(&[0x91, 0x91, 0xa1, b's']),
                 };
-                let tokens =
-                    if e.wide { Tokens::Wide(&[0x92, 0x92, 1, 2, 0xff]) } else { Tokens::Plain(&e.tokens) };
+                let tokens = if e.attrs.block_size == 0 {
+                    Tokens::Plain(&[])
+                } else if e.wide {
+                    Tokens::Wide(&[0x92, 0x92, 1, 2, 0xff])
+                } else {
+                    Tokens::Plain(&e.tokens)
+                };
                 let parts = StoredParts {
                     hashes: Hashes::Mixed(&refs),
                     parent: e.parent.as_ref().map(BlockHash::as_ref),
@@ -245,4 +250,17 @@ fn removals_of_one_scope_are_joined() {
     assert!(!data.try_extend_removed(gpu, Hashes::Bytes { width: 2, data: &[4, 4] }));
     let list = EventList::from(data);
     assert_eq!(list.view(0).num_hashes(), 3);
+}
+
+#[test]
+fn token_ids_without_a_block_size_are_refused_before_anything_changes() {
+    let mut data = EventData::new();
+    let id = data.intern(&Attrs::default());
+    let wide = StoredParts { tokens: Tokens::Wide(&[0x91, 0x90]), ..store(&[1], None, &[]) };
+    for parts in [store(&[1], Some(2), &[3]), wide] {
+        let refused = data.push_stored(id, &parts);
+        assert!(matches!(refused, Err(EventsError::Field { field: "block_size", .. })), "{refused:?}");
+    }
+    assert_eq!((data.len(), data.num_hash_bytes()), (0, 0));
+    data.push_stored(id, &store(&[1], Some(2), &[])).expect("a tier that names hashes only");
 }

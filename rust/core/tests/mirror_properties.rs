@@ -204,7 +204,8 @@ impl World {
                 h => h.bits().map(|v| HashRef::Uint(v - 1)),
             },
         };
-        let count = if self.rng.chance(8) { 1 } else { n * attrs.block_size as usize };
+        let size = attrs.block_size as usize;
+        let count = if self.rng.chance(8) && size > 0 { 1 } else { n * size };
         let plain: Vec<u32> = (0..count).map(|_| self.rng.below(100_000) as u32).collect();
         let mut wide = Vec::new();
         let tokens = if self.rng.chance(8) {

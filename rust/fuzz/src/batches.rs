@@ -1,7 +1,9 @@
 //! Bytes as batches of events over few hashes, scopes and forms, so that operations meet one another.
 
+use std::sync::Arc;
+
 use kvevents_core::events::{
-    Attrs, CommonParts, EventData, EventList, EventView, ExtraKeys, Hashes, StoredParts, Tokens,
+    Attrs, CommonParts, EventData, EventList, EventView, ExtraKeys, Hashes, Scope, StoredParts, Tokens,
 };
 use kvevents_core::hash::{BlockHash, HashRef};
 
@@ -102,16 +104,15 @@ fn store(input: &mut Input<'_>, data: &mut EventData) {
     data.push_stored(id, &parts).expect("small");
 }
 
-/// A resident key as text: hash and scope.
-pub type Key = String;
+/// A resident key: the bits of an integer, the bytes of another hash, and the scope.
+pub type Key = (Option<u64>, Vec<u8>, Name, Option<i64>, Name, Name);
+type Name = Option<Arc<str>>;
 
 /// The key of a hash in the scope of these attributes.
 pub fn key(hash: HashRef<'_>, attrs: &Attrs) -> Key {
-    let scope = attrs.scope();
-    match hash {
-        HashRef::Bytes(b) => format!("{b:?} {scope:?}"),
-        h => format!("{:?} {scope:?}", h.bits()),
-    }
+    let Scope { medium, group_idx, locality, ownership } = attrs.scope();
+    let bytes = if let HashRef::Bytes(b) = hash { b.to_vec() } else { Vec::new() };
+    (hash.bits(), bytes, medium, group_idx, locality, ownership)
 }
 
 /// What a store says of one of its blocks, beside the key.

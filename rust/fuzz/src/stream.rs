@@ -193,12 +193,12 @@ impl World {
             set.apply(piece);
             for v in piece.iter() {
                 for (key, mut content) in contents(&v) {
-                    let truth = making.truth.get(&key).unwrap_or_else(|| panic!("{key} is no part"));
+                    let truth = making.truth.get(&key).unwrap_or_else(|| panic!("{key:?} is no part"));
                     let mut truth = truth.clone();
                     if !self.keeps_tokens() {
                         (truth.chain, content.chain) = (None, None);
                     }
-                    assert_eq!(content, truth, "{key}");
+                    assert_eq!(content, truth, "{key:?}");
                     assert!(seen.insert(key), "twice");
                 }
             }

@@ -1,4 +1,4 @@
-"""The whole system for as long as wanted: does memory grow, and do all still hold the same?
+"""The whole system for as long as wanted, its memory sampled, everybody compared now and then.
 
 Engines under steady traffic with full pools, a link that loses, repeats, delays and reorders messages and
 breaks, engines that are restarted, queues that overflow, a reader that follows all of it, and visitors that

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import TYPE_CHECKING
 
 from kvevents.demo.children import ChildError
 from kvevents.demo.soak import SoakOptions, SoakResult, run_soak
 from kvevents.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -43,43 +47,39 @@ def main(args: list[str] | None = None) -> int:
         sys.stderr.write(f"soak: {e}\n")
         return 2
     try:
-        result = run_soak(options, lambda line: print(line, file=sys.stderr, flush=True))
+        result = run_soak(options, lambda line: print(line, file=sys.stderr, flush=True))  # noqa: T201 - progress
     except ChildError as e:
         sys.stderr.write(f"soak: {e}\n")
         return 1
     except KeyboardInterrupt:
         return 130
-    if given.json:
-        print(result.to_json().decode())
-    else:
-        _show(result)
+    lines = [result.to_json().decode()] if given.json else _lines(result)
+    sys.stdout.writelines(f"{line}\n" for line in lines)
     return 0 if result.verdict == "sound" else 1
 
 
-def _show(result: SoakResult) -> None:
-    print("process      life  seconds  first MB   last MB  MB a minute")
+def _lines(result: SoakResult) -> Iterator[str]:
+    yield "process      life  seconds  first MB   last MB  MB a minute"
     for g in result.memory:
         slope = "-" if g.mb_per_minute is None else f"{g.mb_per_minute:.3f}"
-        print(
-            f"{g.process:<11} {g.life:>5} {g.seconds:>8.0f} {g.first_mb:>9.1f} {g.last_mb:>9.1f} {slope:>12}"
-        )
+        who = f"{g.process:<11} {g.life:>5} {g.seconds:>8.0f}"
+        yield f"{who} {g.first_mb:>9.1f} {g.last_mb:>9.1f} {slope:>12}"
     reader, visitor = result.reader, result.visitor
-    print(
+    yield (
         f"reader: {reader.batches:,} batches ({reader.repaired:,} by replay), {reader.gaps} gaps, "
         f"{reader.snapshots} snapshots, {reader.resets} resets"
     )
-    print(
+    yield (
         f"visitors: {visitor.plain} whole replays, {visitor.snapshots} whole snapshots, "
         f"{visitor.subscribers} subscribers in step, {visitor.refused} turned away"
     )
-    print("link: " + ", ".join(f"{n:,} {fault}" for fault, n in result.link.items()))
-    print(
+    yield "link: " + ", ".join(f"{n:,} {fault}" for fault, n in result.link.items())
+    yield (
         f"{result.restarts} restarts, {result.outages} outages longer than the replay log, "
         f"{result.dropped:,} batches dropped by a full queue; {len(result.quiet)} quiet points"
     )
-    for reason in result.reasons:
-        print(reason)
-    print(f"{result.verdict} after {result.seconds:.0f} s")
+    yield from result.reasons
+    yield f"{result.verdict} after {result.seconds:.0f} s"
 
 
 if __name__ == "__main__":

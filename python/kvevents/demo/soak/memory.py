@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["Growth", "MemoryLog", "resident_bytes", "slope"]
 
 _MB = 1e6
+_PROC = "/proc"
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -23,14 +24,14 @@ def resident_bytes(pid: int) -> int | None:
 
     From ``/proc`` on Linux, elsewhere from ``ps``.
     """
-    statm = Path(f"/proc/{pid}/statm")
-    try:
-        return int(statm.read_text().split()[1]) * _PAGE
-    except (FileNotFoundError, ProcessLookupError):
-        if Path("/proc/self/statm").exists():
+    if Path(_PROC, "self", "statm").exists():
+        try:
+            return int(Path(_PROC, str(pid), "statm").read_text().split()[1]) * _PAGE
+        except (FileNotFoundError, ProcessLookupError):
             return None
-    said = subprocess.run(["ps", "-o", "rss=", "-p", str(pid)], capture_output=True, text=True, check=False)  # noqa: S603, S607
-    return int(said.stdout) * 1024 if said.stdout.strip() else None
+    ps = ["ps", "-o", "rss=", "-p", str(pid)]
+    said = subprocess.run(ps, capture_output=True, text=True, check=False).stdout  # noqa: S603
+    return int(said) * 1024 if said.strip() else None
 
 
 def slope(points: list[tuple[float, float]]) -> float:

@@ -78,7 +78,8 @@ class Seen:
         return [
             name
             for name, end in ends.items()
-            if self.set.digest(name) != end.digest or self.index.digest(name, self.sources[name]) != end.digest
+            if self.set.digest(name) != end.digest
+            or self.index.digest(name, self.sources[name]) != end.digest
         ]
 
 

@@ -53,7 +53,9 @@ def _snapshot(socket: zmq.Socket[bytes]) -> None:
         if head["epoch"] != epoch:
             raise _RefusedError("another life")
     if held.digest() != claimed:
-        raise ValueError(f"a snapshot at {resume_seq} has the digest {held.digest().hex()}, not {claimed.hex()}")
+        raise ValueError(
+            f"a snapshot at {resume_seq} has the digest {held.digest().hex()}, not {claimed.hex()}"
+        )
 
 
 def _plain(socket: zmq.Socket[bytes]) -> None:

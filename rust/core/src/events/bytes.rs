@@ -10,7 +10,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use super::attrs::Attrs;
 use super::data::{EventData, MIXED_INT, MIXED_UINT, Origin, RareEntry, Row, Skipped, flag};
 use super::list::EventList;
-use super::view::{EventKind, HashForm, Rare, mixed_count};
+use super::view::{EventKind, HashForm, Rare, has_ids, mixed_count};
 use crate::error::EventsError;
 use crate::hash::{MAX_HASH_BYTES, le_u64};
 use crate::msgpack;
@@ -290,12 +290,16 @@ fn check(data: &mut EventData) -> Result<(), EventsError> {
         if !fits {
             return corrupt(format!("event {i} has damaged hashes"));
         }
+        if !kind_fits(r, hash_end == hashes_from, token_end == token, &data.attrs[r.attrs as usize]) {
+            return corrupt(format!("event {i} has what events of its kind have not"));
+        }
         (hash, token) = (hash_end, token_end);
     }
     if hash != data.hashes.len() || token != data.tokens.len() {
         return corrupt("columns are longer than the events");
     }
     let mut before = (0, 0);
+    let mut fields = vec![0u8; data.len()];
     for e in &data.rare {
         let value = data.rare_bytes.get(e.start as usize..e.end as usize);
         let whole = value.is_some_and(|v| msgpack::skip_value(v, 0) == Ok(v.len()));
@@ -304,6 +308,21 @@ fn check(data: &mut EventData) -> Result<(), EventsError> {
             return corrupt(format!("a rare field of event {} is damaged", e.row));
         }
         before = (e.row, e.start);
+        let seen = &mut fields[e.row as usize];
+        if *seen >> e.field & 1 == 1 || !value.is_some_and(|v| rare_fits(e.field, v)) {
+            return corrupt(format!("a rare field of event {} is there twice, or of another type", e.row));
+        }
+        *seen |= 1 << e.field;
+    }
+    for (i, (r, &seen)) in data.rows.iter().zip(&fields).enumerate() {
+        let has = |field: Rare| seen >> field as u32 & 1 == 1;
+        let store_only = has(Rare::Tokens) || has(Rare::ExtraKeys) || has(Rare::Lookahead);
+        if store_only && r.flags & flag::KIND != EventKind::Stored as u16
+            || has(Rare::Tokens) != (r.flags & flag::WIDE != 0)
+            || has(Rare::ExtraKeys) && r.flags & flag::EXTRA_NIL != 0
+        {
+            return corrupt(format!("event {i} does not say itself which rare fields it has"));
+        }
     }
     // Readers use the token ids of an event that calls itself regular.
     let mut irregular = 0;
@@ -313,13 +332,36 @@ fn check(data: &mut EventData) -> Result<(), EventsError> {
         if claimed == v.fits() {
             return corrupt(format!("event {i} says wrongly whether it is regular"));
         }
-        if v.kind() == EventKind::Stored && v.attrs().block_size == 0 && v.has_tokens() {
+        if v.kind() == EventKind::Stored && v.attrs().block_size == 0 && has_ids(v.tokens()) {
             return corrupt(format!("event {i} has token ids and no block size"));
         }
         irregular += u32::from(claimed);
     }
     data.irregular = irregular;
     Ok(())
+}
+
+/// Whether a row has only what its kind of event has, each part in one form.
+fn kind_fits(r: &Row, no_hashes: bool, no_tokens: bool, attrs: &Attrs) -> bool {
+    let of_stores = flag::WIDE | flag::EXTRA_NIL | 0b11 << flag::PARENT_SHIFT;
+    let known = r.flags >> 10 == 0;
+    let kind = r.flags & flag::KIND;
+    known
+        && if kind == EventKind::Stored as u16 {
+            no_tokens || r.flags & flag::WIDE == 0
+        } else {
+            let bare = r.flags & of_stores == 0 && no_tokens;
+            bare && (kind == EventKind::Removed as u16 || no_hashes && *attrs == Attrs::default())
+        }
+}
+
+/// Whether a rare field is of its type.
+fn rare_fits(field: u32, value: &[u8]) -> bool {
+    if field == Rare::Metadata as u32 || field == Rare::Other as u32 {
+        matches!(value[0], 0x80..=0x8f | 0xde | 0xdf)
+    } else {
+        msgpack::array_header(value, 0).is_some()
+    }
 }
 
 fn mixed_fits(segment: &[u8]) -> bool {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytemuck::{Pod, Zeroable};
 
 use super::attrs::Attrs;
-use super::view::{EventKind, EventView, ExtraKeys, HashForm, Rare, Tokens, store_fits};
+use super::view::{EventKind, EventView, ExtraKeys, HashForm, Rare, Tokens, has_ids, store_fits};
 use crate::error::EventsError;
 use crate::hash::{HashRef, MAX_HASH_BYTES};
 
@@ -368,7 +368,7 @@ impl EventData {
         });
     }
 
-    /// Adds a `BlockStored`. Whether it is regular (token count and per-block lists fit the hashes) is
+    /// Adds a `BlockStored`; one with token ids and no block size is refused. Whether it is regular (token count and per-block lists fit the hashes) is
     /// found here and remembered. Raw parts must each be one msgpack value.
     pub fn push_stored(&mut self, attrs: AttrId, s: &StoredParts<'_>) -> Result<(), EventsError> {
         let raw = |b: Option<&[u8]>| b.map_or(0, <[u8]>::len);
@@ -378,6 +378,12 @@ impl EventData {
             + raw(s.common.other)
             + raw(s.tokens.raw());
         self.check_room(hashes_size(s.hashes) + MAX_HASH_BYTES, s.tokens.len(), rare)?;
+        let block_size = self.attrs[attrs.0 as usize].block_size;
+        if block_size == 0 && has_ids(s.tokens) {
+            // No reader takes it: what its blocks hold would be anybody's guess.
+            let (index, field) = (self.len(), "block_size");
+            return Err(EventsError::Field { index, field, seen: "0 with token ids".to_owned() });
+        }
 
         let (parent_form, parent_width) = match s.parent {
             None => (0, 0),
@@ -404,7 +410,6 @@ impl EventData {
             ExtraKeys::Raw(raw) => flags |= self.push_rare(Rare::ExtraKeys, Some(raw)),
         }
         flags |= self.push_rare(Rare::Lookahead, s.lookahead) | self.push_common(&s.common);
-        let block_size = self.attrs[attrs.0 as usize].block_size;
         if !store_fits(n, block_size, s.tokens, s.extra_keys, s.lookahead) {
             flags |= flag::IRREGULAR;
         }

@@ -185,14 +185,6 @@ impl<'a> EventView<'a> {
         }
     }
 
-    /// Whether it has token ids in any form.
-    pub(super) fn has_tokens(&self) -> bool {
-        match self.tokens() {
-            Tokens::Plain(ids) => !ids.is_empty(),
-            Tokens::Wide(raw) => msgpack::array_header(raw, 0).is_none_or(|(n, _)| n > 0),
-        }
-    }
-
     /// Whether any rare field is set.
     #[inline]
     pub fn has_rare(&self) -> bool {
@@ -358,6 +350,14 @@ fn count(width: usize, len: usize) -> usize {
         8 => len / 8,
         32 => len / 32,
         _ => len / width.max(1),
+    }
+}
+
+/// Whether there are token ids, in any form.
+pub(super) fn has_ids(tokens: Tokens<'_>) -> bool {
+    match tokens {
+        Tokens::Plain(ids) => !ids.is_empty(),
+        Tokens::Wide(raw) => msgpack::array_header(raw, 0).is_none_or(|(n, _)| n > 0),
     }
 }
 
