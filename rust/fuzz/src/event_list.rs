@@ -58,7 +58,9 @@ fn use_it(list: &EventList) {
     let options = EncodeOptions { lossy: true, metadata: true };
     for dialect in [Dialect::VllmMap033, Dialect::VllmArray(11), Dialect::SglangArray] {
         if let Ok(payload) = encode(list, Timestamp::Float(0.0), None, dialect, options) {
-            assert_eq!(decode(&payload, true).expect("its own").events.len(), list.len());
+            // Forged text in a rare field may cost its event, never the batch.
+            let read = decode(&payload, false).expect("a batch").events;
+            assert_eq!(read.len() + read.skipped().len(), list.len());
         }
     }
     let (mut mirror, mut set) = (Mirror::new(0, true), ResidentSet::new());

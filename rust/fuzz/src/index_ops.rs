@@ -10,7 +10,7 @@ use kvevents_core::index::{Bounds, Match, PrefixIndex, Query, Seq};
 use kvevents_core::resident::{Digest, key_digest};
 
 use super::input::Input;
-use super::naive_index::{Answer, Contents, Event, Hash, Source, Stored, World};
+use super::naive_index::{Answer, Contents, Event, Hash, Sized, Source, Stored, World};
 
 /// Engines: name and rank. Their hashes are integers, signed integers and digests.
 const ENGINES: [(&str, u32); 3] = [("a", 0), ("a", 1), ("b", 0)];
@@ -217,8 +217,8 @@ impl Both {
         let bits: BTreeSet<usize> =
             mine.iter().map(|s| s.0).filter(|s| self.naive.tier(*s) == tier).collect();
         let source = &mut self.naive.sources[naive];
-        let hashes: Vec<Hash> = source.resident.keys().cloned().collect();
-        let gone = hashes.iter().filter(|h| source.unset(h, &bits)).count();
+        let hashes: BTreeSet<Hash> = source.resident.keys().map(|key| key.0.clone()).collect();
+        let gone = hashes.iter().map(|h| source.unset(h, &bits)).sum();
         source.invalid |= gone > 0;
         assert_eq!(self.real.clear_tier(real, tier), gone);
     }
@@ -257,7 +257,7 @@ impl Both {
             }
             source.orphans.clear();
             source.expected.clear();
-            source.content.retain(|h, _| source.resident.contains_key(h));
+            source.content.retain(|key, _| source.resident.contains_key(key));
         }
     }
 
@@ -383,7 +383,7 @@ impl Both {
 
     fn digest_of(&self, source: &Source) -> Option<[u8; 16]> {
         let mut sum = Digest::default();
-        for (h, (scopes, _)) in &source.resident {
+        for ((h, _), (scopes, _)) in &source.resident {
             for s in scopes {
                 sum.add(key_digest(as_ref(h), &self.naive.scopes[*s]));
             }
@@ -407,7 +407,7 @@ impl Both {
             let here: BTreeSet<usize> = fresh.filter_map(|(h, _)| s.content.get(h)).copied().collect();
             let soon = s.expected.iter().filter(|(_, until)| **until >= self.naive.now).map(|(c, _)| *c);
             let soon = soon.filter(|c| !here.contains(c)).collect();
-            let name = |s: &Source, h: &Hash| s.content.get(h).copied();
+            let name = |s: &Source, key: &Sized| s.content.get(key).copied();
             if let Some(answer) = s.answer(&self.naive, &s.groups, &chains, name, &soon) {
                 let number = self.real.known_source(&s.name, s.rank, s.owner).expect("both know it");
                 found.push((number, answer));
@@ -431,7 +431,7 @@ impl Both {
             }
         }
         let chains = groups.iter().map(|g| (g.1, chain.clone())).collect();
-        let name = |_: &Source, h: &Hash| Some(h.clone());
+        let name = |_: &Source, key: &Sized| Some(key.0.clone());
         let wanted = source.answer(&self.naive, &groups, &chains, name, &BTreeSet::new());
         let refs: Vec<HashRef<'_>> = chain.iter().map(as_ref).collect();
         let found = self.real.find_hashes(real, &refs, self.naive.now);

@@ -15,6 +15,9 @@ pub enum Hash {
     Bytes(Vec<u8>),
 }
 
+/// A hash, and the size of the blocks into which the prefix before it is cut: one may end several cuts.
+pub type Sized = (Hash, u32);
+
 /// A store.
 #[derive(Clone, Debug)]
 pub struct Stored {
@@ -76,8 +79,10 @@ pub struct Source {
     pub rank: u32,
     pub owner: bool,
     pub ttl: Option<u32>,
-    pub resident: BTreeMap<Hash, (BTreeSet<usize>, u32)>,
-    pub content: BTreeMap<Hash, usize>,
+    pub resident: BTreeMap<Sized, (BTreeSet<usize>, u32)>,
+    pub content: BTreeMap<Sized, usize>,
+    /// Sizes that were seen.
+    pub units: Vec<u32>,
     pub orphans: Vec<Stored>,
     /// In the order in which they came; whether they belong to an owner.
     pub scopes: Vec<(usize, bool)>,
@@ -106,6 +111,7 @@ impl Source {
         self.content.clear();
         self.orphans.clear();
         self.expected.clear();
+        self.units.clear();
         (self.incomplete, self.invalid) = (false, false);
     }
 
@@ -121,40 +127,87 @@ impl Source {
         (self.incomplete, self.invalid) = (true, true);
     }
 
-    fn put(&mut self, h: &Hash, scope: usize, content: Option<usize>, now: u32) {
-        let was = self.resident.contains_key(h);
+    /// The size of its group's blocks, or a multiple of that in a tier with larger ones.
+    fn unit(&self, e: &Stored, world: &World) -> u32 {
+        let group = world.scopes[e.scope].group_idx;
+        let own = self.groups.iter().find(|g| g.0 == group).map_or(0, |g| g.1);
+        if own > 0 && (e.block_size == 0 || !e.block_size.is_multiple_of(own)) { own } else { e.block_size }
+    }
+
+    /// Where a block belongs; one whose size nobody said, where its hash is known.
+    fn place(&mut self, h: &Hash, unit: u32) -> Sized {
+        if self.units.contains(&unit) {
+            return (h.clone(), unit);
+        }
+        if unit == 0 && !self.units.is_empty() {
+            let known = |u: &&u32| {
+                let key = (h.clone(), **u);
+                self.resident.contains_key(&key) || self.content.contains_key(&key)
+            };
+            return (h.clone(), *self.units.iter().find(known).unwrap_or(&self.units[0]));
+        }
+        if let Some(i) = self.units.iter().position(|&u| u == 0) {
+            self.units[i] = unit;
+            let sized = |(h, u): Sized| (h, if u == 0 { unit } else { u });
+            let resident = std::mem::take(&mut self.resident);
+            self.resident = resident.into_iter().map(|(key, held)| (sized(key), held)).collect();
+            let content = std::mem::take(&mut self.content);
+            self.content = content.into_iter().map(|(key, content)| (sized(key), content)).collect();
+        } else {
+            self.units.push(unit);
+        }
+        (h.clone(), unit)
+    }
+
+    fn put(&mut self, h: &Hash, scope: usize, unit: u32, content: Option<usize>, now: u32) {
+        let here =
+            |u: &&u32| self.resident.get(&(h.clone(), **u)).is_some_and(|held| held.0.contains(&scope));
+        let there = self.units.iter().find(here).map(|u| (h.clone(), *u));
+        let key = there.unwrap_or_else(|| self.place(h, unit));
+        let was = self.resident.contains_key(&key);
         if let Some(content) = content {
-            if !was || !self.content.contains_key(h) {
-                self.content.insert(h.clone(), content);
+            if !was || !self.content.contains_key(&key) {
+                self.content.insert(key.clone(), content);
             }
             self.expected.remove(&content);
         }
-        let entry = self.resident.entry(h.clone()).or_default();
+        let entry = self.resident.entry(key).or_default();
         entry.0.insert(scope);
         entry.1 = now;
     }
 
-    /// Takes scopes from a block; whether it had one of them.
-    pub fn unset(&mut self, h: &Hash, scopes: &BTreeSet<usize>) -> bool {
-        let Some((held, _)) = self.resident.get_mut(h) else { return false };
-        let before = held.len();
-        held.retain(|s| !scopes.contains(s));
-        let after = held.len();
-        if after == 0 {
-            self.resident.remove(h);
+    /// Takes scopes from a hash; how many blocks had one of them.
+    pub fn unset(&mut self, h: &Hash, scopes: &BTreeSet<usize>) -> usize {
+        let mut had = 0;
+        for key in self.units.iter().map(|u| (h.clone(), *u)) {
+            let Some((held, _)) = self.resident.get_mut(&key) else { continue };
+            let before = held.len();
+            held.retain(|s| !scopes.contains(s));
+            had += usize::from(held.len() != before);
+            if held.is_empty() {
+                self.resident.remove(&key);
+            }
         }
-        before != after
+        had
     }
 
     /// A block that waited: resident still, or remembered.
-    fn learn(&mut self, h: &Hash, content: usize) {
-        if self.resident.contains_key(h) != self.content.contains_key(h) {
-            self.content.insert(h.clone(), content);
+    fn learn(&mut self, key: Sized, content: usize) {
+        if self.resident.contains_key(&key) != self.content.contains_key(&key) {
+            self.content.insert(key, content);
         }
     }
 
     /// The contents down a chain from block `from` on; without `now` those of blocks stored before.
-    fn run(&mut self, e: &Stored, parent: usize, from: usize, now: Option<u32>, all: &mut Contents) {
+    fn run(
+        &mut self,
+        e: &Stored,
+        unit: u32,
+        parent: usize,
+        from: usize,
+        now: Option<u32>,
+        all: &mut Contents,
+    ) {
         let size = e.block_size as usize;
         let mut content = parent;
         let mut before = e.parent.as_ref();
@@ -165,29 +218,30 @@ impl Source {
             }
             if before == Some(h) {
                 if let Some(now) = now {
-                    e.hashes[i..].iter().for_each(|h| self.put(h, e.scope, None, now));
+                    e.hashes[i..].iter().for_each(|h| self.put(h, e.scope, unit, None, now));
                 }
                 return;
             }
             content = all.block(content, &e.tokens[i * size..(i + 1) * size], e.extra[i]);
             match now {
-                Some(now) => self.put(h, e.scope, Some(content), now),
-                None => self.learn(h, content),
+                Some(now) => self.put(h, e.scope, unit, Some(content), now),
+                None => self.learn((h.clone(), unit), content),
             }
             before = Some(h);
         }
     }
 
-    fn parent_content(&self, e: &Stored) -> Option<usize> {
-        self.content.get(e.parent.as_ref()?).copied()
+    fn parent_content(&self, e: &Stored, unit: u32) -> Option<usize> {
+        self.content.get(&(e.parent.clone()?, unit)).copied()
     }
 
     /// Gives every orphan whose parent is known its contents, and so on.
-    fn adopt(&mut self, all: &mut Contents) {
-        while let Some(i) = self.orphans.iter().position(|o| self.parent_content(o).is_some()) {
+    fn adopt(&mut self, world: &World, all: &mut Contents) {
+        let known = |s: &Self, o: &Stored| s.parent_content(o, s.unit(o, world));
+        while let Some(i) = self.orphans.iter().position(|o| known(self, o).is_some()) {
             let orphan = self.orphans.remove(i);
-            let content = self.parent_content(&orphan).expect("just found");
-            self.run(&orphan, content, 0, None, all);
+            let content = known(self, &orphan).expect("just found");
+            self.run(&orphan, self.unit(&orphan, world), content, 0, None, all);
         }
     }
 
@@ -201,30 +255,31 @@ impl Source {
             let window = self.groups.iter().find(|g| g.0 == group).map_or(e.window, |g| g.2);
             self.groups.push((group, e.block_size, window));
         }
-        let n = e.hashes.len();
+        let (n, unit) = (e.hashes.len(), self.unit(e, world));
         if n == 0 || e.block_size == 0 || e.tokens.len() != n * e.block_size as usize {
-            e.hashes.iter().for_each(|h| self.put(h, e.scope, None, now));
+            e.hashes.iter().for_each(|h| self.put(h, e.scope, unit, None, now));
         } else if e.parent.is_none() {
             let root = all.root(e.lora, e.salt);
-            self.run(e, root, 0, Some(now), all);
-        } else if let Some(content) = self.parent_content(e) {
-            self.run(e, content, 0, Some(now), all);
+            self.run(e, unit, root, 0, Some(now), all);
+        } else if let Some(content) = self.parent_content(e, unit) {
+            self.run(e, unit, content, 0, Some(now), all);
         } else {
-            e.hashes.iter().for_each(|h| self.put(h, e.scope, None, now));
-            if let Some(&content) = self.content.get(&e.hashes[0]) {
-                self.run(e, content, 1, None, all);
+            e.hashes.iter().for_each(|h| self.put(h, e.scope, unit, None, now));
+            if let Some(&content) = self.content.get(&(e.hashes[0].clone(), unit)) {
+                self.run(e, unit, content, 1, None, all);
             } else if Some(&e.hashes[0]) != e.parent.as_ref() {
                 self.orphans.push(e.clone());
                 while self.waiting() > bound {
                     let gone = self.orphans.remove(0);
-                    let lost = |h| self.resident.contains_key(h) && !self.content.contains_key(h);
-                    if gone.hashes.iter().any(lost) {
+                    let mut keys =
+                        gone.hashes.iter().flat_map(|h| self.units.iter().map(|u| (h.clone(), *u)));
+                    if keys.any(|key| self.resident.contains_key(&key) && !self.content.contains_key(&key)) {
                         self.mark_incomplete();
                     }
                 }
             }
         }
-        self.adopt(all);
+        self.adopt(world, all);
     }
 
     /// Blocks that wait for a parent.
@@ -238,7 +293,7 @@ impl Source {
         world: &World,
         groups: &[(Option<i64>, u32, Option<u32>)],
         chains: &BTreeMap<u32, Vec<T>>,
-        name: impl Fn(&Self, &Hash) -> Option<T>,
+        name: impl Fn(&Self, &Sized) -> Option<T>,
         expected: &BTreeSet<T>,
     ) -> Option<Answer> {
         let cutoff = self.ttl.map_or(0, |ttl| world.now.saturating_sub(ttl));
@@ -413,17 +468,24 @@ impl World {
 
     /// What is known of one source counts for whatever waits in another.
     fn settle(&mut self, all: &mut Contents) {
-        loop {
-            let found = self.sources.iter().enumerate().find_map(|(s, source)| {
-                source.orphans.iter().enumerate().find_map(|(i, orphan)| {
-                    let others = self.sources.iter().enumerate().filter(|(o, _)| *o != s);
-                    others.map(|(_, o)| o.parent_content(orphan)).find_map(|c| c).map(|c| (s, i, c))
-                })
-            });
-            let Some((s, i, content)) = found else { return };
-            let orphan = self.sources[s].orphans.remove(i);
-            self.sources[s].run(&orphan, content, 0, None, all);
-            self.sources[s].adopt(all);
+        while let Some((s, i, unit, content)) = self.answered() {
+            let mut source = std::mem::take(&mut self.sources[s]);
+            let orphan = source.orphans.remove(i);
+            source.run(&orphan, unit, content, 0, None, all);
+            source.adopt(self, all);
+            self.sources[s] = source;
         }
+    }
+
+    /// An orphan whose parent another source knows: its source, its place, and the parent's content.
+    fn answered(&self) -> Option<(usize, usize, u32, usize)> {
+        self.sources.iter().enumerate().find_map(|(s, source)| {
+            source.orphans.iter().enumerate().find_map(|(i, orphan)| {
+                let unit = source.unit(orphan, self);
+                let mut others = self.sources.iter().enumerate().filter(|(o, _)| *o != s);
+                let content = others.find_map(|(_, o)| o.parent_content(orphan, unit))?;
+                Some((s, i, unit, content))
+            })
+        })
     }
 }
