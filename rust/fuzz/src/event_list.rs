@@ -73,6 +73,6 @@ fn use_it(list: &EventList) {
     if let Some(digest) = index.digest(source) {
         assert_eq!(digest, set.digest().to_bytes());
     }
-    let loaded = PrefixIndex::load(&index.dump(0), Bounds::default(), true);
+    let loaded = PrefixIndex::load(&index.dump(0, b""), Bounds::default(), true);
     assert!(loaded.is_ok(), "its own dump is refused: {:?}", loaded.err());
 }

@@ -16,9 +16,10 @@ pub fn index_dump(data: &[u8]) {
 }
 
 fn load(bytes: &[u8]) {
-    let Ok((index, now)) = PrefixIndex::load(bytes, Bounds::default(), true) else { return };
-    let (again, later) = PrefixIndex::load(&index.dump(now), Bounds::default(), true).expect("its own dump");
-    assert_eq!(later, now);
+    let Ok((index, now, note)) = PrefixIndex::load(bytes, Bounds::default(), true) else { return };
+    let dump = index.dump(now, &note);
+    let (again, later, noted) = PrefixIndex::load(&dump, Bounds::default(), true).expect("its own dump");
+    assert_eq!((later, noted), (now, note));
     let tokens: Vec<u32> = (0..32).map(|t| t % 3).collect();
     let query = Query { tokens: &tokens, ..Query::default() };
     for (a, b) in index.stats().iter().zip(&again.stats()) {
@@ -35,6 +36,7 @@ fn load(bytes: &[u8]) {
     data.push_removed(id, Hashes::Mixed(&hashes), &CommonParts::default()).expect("small");
     let events = data.into();
     for s in index.stats() {
+        index.confirm(s.source);
         _ = index.find_hashes(s.source, &hashes, now);
         index.expect(s.source, &query, now, now);
         index.apply(s.source, Seq::Follows(s.last_seq.unwrap_or(0).wrapping_add(1)), &events, now);

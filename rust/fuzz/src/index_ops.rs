@@ -6,7 +6,7 @@ use kvevents_core::events::{
     Attrs, CommonParts, EventData, EventList, ExtraKeys, Hashes, Scope, StoredParts, Tokens,
 };
 use kvevents_core::hash::{BlockHash, HashRef};
-use kvevents_core::index::{Bounds, Match, PrefixIndex, Query, Seq};
+use kvevents_core::index::{Bounds, Expiry, Match, PrefixIndex, Query, Seq};
 use kvevents_core::resident::{Digest, key_digest};
 
 use super::input::Input;
@@ -111,7 +111,8 @@ impl Both {
             }
             4 => {
                 let (ttl, first) = (input.pick(&[None, Some(2), Some(6)]), input.pick(&[0, 5]));
-                self.real.add_source(name, rank, ttl, first, self.naive.now);
+                let expiry = ttl.map(|ttl| Expiry { ttl, tiers: Expiry::ALL });
+                self.real.add_source(name, rank, expiry, first, self.naive.now);
                 self.naive.dropped.remove(&(name.to_owned(), rank));
                 let at = self.naive.source(name, rank, false);
                 if self.naive.sources[at].ttl != ttl {
@@ -246,9 +247,11 @@ impl Both {
 
     /// The router ends and begins anew from its dump: what waited, was expected or only remembered is gone.
     fn restart(&mut self) {
-        let (loaded, now) =
-            PrefixIndex::load(&self.real.dump(self.naive.now), self.bounds, true).expect("its own");
+        let (loaded, now, _) =
+            PrefixIndex::load(&self.real.dump(self.naive.now, b""), self.bounds, true).expect("its own");
         assert_eq!(now, self.naive.now);
+        // Their publishers live on.
+        loaded.stats().iter().for_each(|s| loaded.confirm(s.source));
         self.real = loaded;
         self.naive.dropped.clear();
         for source in &mut self.naive.sources {
