@@ -129,7 +129,7 @@ def main() -> int:
     parser.add_argument("--parts", action="append", help="KVEVENTS_VLLM; may be given several times")
     parser.add_argument("--fresh", action="store_true", help="run stock vLLM again")
     parser.add_argument("groups", nargs="*")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     suites = Suites(options)
     targets = suites.targets(options.groups)
     plugged = {"PYTHONPATH": str(options.site.resolve()), "EXTRA": f"-p {PLUGIN}", "VLLM_PLUGINS": "kvevents"}

@@ -21,6 +21,16 @@ PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
 OURS = (*PYTEST, "-c", "/dev/null", "--rootdir", str(HERE.parents[1]), "--confcutdir", str(HERE))
 NEXT_TESTS = ("tests/distributed/test_events.py", "tests/distributed/test_kv_cache_events.py",
               "tests/v1/kv_connector/unit/test_output_aggregator.py")  # fmt: skip
+_SALVAGE = "tests/v1/kv_connector/unit/test_output_aggregator.py::test_"
+_SILENT = "expects that a worker that reports nothing agrees; here silence is no vote"
+OTHERWISE = {
+    f"{_SALVAGE}replay_preserves_get_and_clear_fields": _SILENT,
+    f"{_SALVAGE}salvaged_votes_dropped_live_votes_unaffected_lmcache_exact_quorum": _SILENT,
+    f"{_SALVAGE}salvaged_votes_dropped_live_votes_unaffected_mooncake_quorum": _SILENT,
+    f"{_SALVAGE}salvaged_kv_cache_events_do_not_raise_quorum": "expects two workers in the merged container; "
+    "here it holds what both agreed on, as one worker's",
+}
+"""Tests of the next release that the plug-in is meant to fail, and why."""
 DEFAULT_PARTS = "publisher,aggregator,multi"
 
 
@@ -68,7 +78,11 @@ class Proof:
             return
         ours = [str(path) for path in sorted(HERE.glob("test_plugin*.py"))]
         self.run(f"tests of the plug-in on vLLM {NEXT}'s sources", *OURS, "-rs", *ours, path=(source,))
-        for kind, options in (("stock", ()), ("plug-in", ("-p", "kvevents.integrations.vllm.pytest_plugin"))):
+        plugged = ["-p", "kvevents.integrations.vllm.pytest_plugin"]
+        for test, why in OTHERWISE.items():
+            print(f"left out with the plug-in: {test} {why}")
+            plugged += ["--deselect", test]
+        for kind, options in (("stock", []), ("plug-in", plugged)):
             self.run(
                 f"vLLM {NEXT}'s own tests, {kind}", *PYTEST, *options, *NEXT_TESTS,
                 path=(source,), cwd=source / "only-tests", HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1",
@@ -94,7 +108,7 @@ class Proof:
     def smoke(self) -> None:
         """Some minutes' worth."""
         self.captures("--scenarios", "prefix", "--parts", DEFAULT_PARTS)
-        self.suites(["--parts", DEFAULT_PARTS, "events"])
+        self.suites(["events", "--parts", DEFAULT_PARTS])
 
 
 def main() -> int:
