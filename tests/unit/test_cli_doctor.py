@@ -46,4 +46,4 @@ def test_one_line_a_part_and_why_one_is_not_plugged_in(fake_vllm, monkeypatch, c
     assert "vLLM 0.32.0 (run" in shown
     for part in NAMES:
         assert f"  {part} " in shown
-    assert ("does not have it" in shown) is ("pool" in parts)
+    assert ("fallback" in shown) is ("pool" in parts)
