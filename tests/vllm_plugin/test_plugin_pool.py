@@ -611,3 +611,34 @@ def test_columns_and_structs_of_connectors_go_out_as_one_batch(vllm_core):
         else:
             payloads.append(msgspec.msgpack.encode(batch))
     assert payloads[0] == payloads[1]
+
+
+@needs_vllm
+def test_readers_are_told_when_the_mirror_is_exact_for_the_engine(vllm_core, installed):
+    """Only with residency, with nobody else's events, and until the pool is handed over."""
+    from types import SimpleNamespace
+
+    from kvevents.integrations.vllm import publisher
+    from kvevents.integrations.vllm.settings import Options
+
+    said = []
+    for number, (report, alone) in enumerate(
+        (("residency", True), ("residency", False), ("every_copy", True))
+    ):
+        installed(report)
+        pool, _ = filled(vllm_core)
+        metadata = (("full_attention", None),)
+        manager = SimpleNamespace(block_pool=pool, kv_cache_event_metadata=metadata)
+        address = f"inproc://exact-{number}"
+        mine = publisher.EnginePublisher(0, address, f"{address}-replay", options=Options())
+        try:
+            assert vllm_core.pool.join(manager, mine, alone=alone)
+            assert pool.columns
+            said.append(mine._ours.get_publisher_config().exact_for)
+            pool._hand_over("a test")
+            said.append(mine._ours.get_publisher_config().exact_for)
+            assert not pool.columns
+        finally:
+            mine.shutdown()
+        assert not vllm_core.pool.join(manager, mine, alone=alone)
+    assert said == ["engine", "stream", "stream", "stream", "stream", "stream"]

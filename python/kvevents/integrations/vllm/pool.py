@@ -121,6 +121,8 @@ class BlockPool(EnginePool):
         self._collector: Any = None
         self.columns = False
         """Whether :meth:`take_columns` may be used: somebody takes columns and does nothing else."""
+        self.exact_for: Any = None
+        """Who tells readers what the events are exact for: to be told when this pool is handed over."""
         self.metrics_collector = metrics_collector
         # A subclass may keep its events in the list of another pool (hisparse).
         self._set_shared_queue(type(self).kv_event_queue is not BlockPool.kv_event_queue)
@@ -284,11 +286,23 @@ def take_events(self: Any) -> list[Any]:
 def scheduler_init(self: Any, *args: Any, **kwargs: Any) -> None:
     """vLLM's; after it, columns go from our pool to our publisher."""
     _stock_init(self, *args, **kwargs)
+    join(self.kv_cache_manager, self.kv_event_publisher, alone=self.connector is None)
+
+
+def join(manager: Any, publisher: Any, *, alone: bool) -> bool:
+    """Let columns go from ``manager``'s pool to ``publisher``, where both are ours; whether they are.
+
+    ``alone``: nobody else's events go to that publisher, so that with ``report="residency"`` its mirror is
+    exact for the engine, which readers are told.
+    """
+    pool = manager.block_pool
     ours: Any = sys.modules.get("kvevents.integrations.vllm.publisher")
-    pool = self.kv_cache_manager.block_pool
-    if ours is None or not isinstance(self.kv_event_publisher, ours.EnginePublisher):
-        return
-    if isinstance(pool, BlockPool):
-        for group, (kind, window) in enumerate(self.kv_cache_manager.kv_cache_event_metadata):
-            pool._set_group(group, kind, window)
-        pool.columns = True
+    if ours is None or not isinstance(publisher, ours.EnginePublisher) or not isinstance(pool, BlockPool):
+        return False
+    for group, (kind, window) in enumerate(manager.kv_cache_event_metadata):
+        pool._set_group(group, kind, window)
+    pool.columns = True
+    if alone and _report == "residency":
+        pool.exact_for = publisher.exact_for
+        pool.exact_for("engine")
+    return True

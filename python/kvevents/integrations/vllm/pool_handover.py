@@ -63,6 +63,8 @@ def hand_over(pool: Any, cls: Any, why: str) -> None:
     pool.metrics_collector = collector
     if not shares_queue:
         pool.kv_event_queue = waiting
+    if pool.exact_for is not None:  # every copy is announced from here on
+        pool.exact_for("stream")
 
 
 def rebased(cls: Any, base: Any, was: Any = None) -> Any:

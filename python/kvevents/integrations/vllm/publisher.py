@@ -23,6 +23,7 @@ from kvevents.publish.sender import Sender
 from kvevents.publish.zmq import ZmqEventPublisher
 
 if TYPE_CHECKING:
+    from kvevents.config import ExactFor
     from kvevents.integrations.vllm.settings import Options, Settings
     from kvevents.publish.base import PublisherStats
 
@@ -214,6 +215,10 @@ class EnginePublisher(kv_events.ZmqEventPublisher):  # type: ignore[misc]
     def get_publisher_config(self) -> Any:
         """The engine's configuration with this rank's real addresses, which the engine tells its clients."""
         return self._resolved
+
+    def exact_for(self, what: ExactFor) -> None:
+        """What the mirror is exact for, as readers are told: the scheduler knows it after this was made."""
+        msgspec.structs.force_setattr(self._ours.get_publisher_config(), "exact_for", what)
 
     def stats(self) -> PublisherStats:
         """Counts since the start."""
