@@ -35,6 +35,12 @@ def test_everything_is_plugged_in_and_the_dialect_is_its_own(newer):
     assert "dialect vllm-map-0.33" in report.line()
 
 
+def test_the_pool_is_vllms_own_with_a_warning(newer, caplog):
+    report = newer.register("pool")
+    assert {p.name: p.state for p in report.parts}["pool"] == "fallback"
+    assert caplog.text.count("part pool is not plugged in") == 1
+
+
 def test_lookahead_and_the_wide_header_are_on_the_wire_as_vllm_writes_them(newer):
     newer.register()
     config = newer.config.KVEventsConfig(
