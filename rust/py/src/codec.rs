@@ -14,7 +14,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyFloat, PyInt};
 
 use crate::errors::{Exc, decode_error, encode_error};
-use crate::events::{PyEventList, extract_events};
+use crate::event_reader::extract_events;
+use crate::events::PyEventList;
 
 /// From this size on (about 200 us of work) the interpreter lock is released.
 const DETACH_DECODE: usize = 256 * 1024;

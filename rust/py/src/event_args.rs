@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyMapping, PyString};
 
 use crate::errors::Exc;
-use crate::events::to_msgpack;
+use crate::event_reader::to_msgpack;
 use crate::raw::{self, OwnedHash};
 
 pub fn bad(field: &str, what: &str) -> PyErr {
@@ -87,8 +87,7 @@ impl AnyHashes {
     /// All hashes from the `from`th on.
     fn with<T>(&self, from: usize, f: impl FnOnce(Hashes<'_>) -> T) -> T {
         match self {
-            Self::Column(c) if c.width == 0 => f(Hashes::Uint(&c.ints[from..])),
-            Self::Column(c) => f(Hashes::Bytes { width: c.width, data: &c.bytes[from * c.width..] }),
+            Self::Column(c) => f(c.hashes(from)),
             Self::Mixed(v) => {
                 let refs: Vec<HashRef<'_>> = v[from..].iter().map(as_ref).collect();
                 f(Hashes::Mixed(&refs))

@@ -1,34 +1,31 @@
-//! `EventList`, and the only place where Python event objects are made and read.
+//! `EventList`, and the only place where Python event objects are made.
 
-use kvevents_core::events::{
-    Attrs, CommonParts, EventData, EventKind, EventList, EventView, ExtraKeys, Hashes, Origin, Rare,
-    StoredParts, Tokens,
-};
+use kvevents_core::events::{EventKind, EventList, EventView, ExtraKeys, Origin, Rare, Tokens};
 use kvevents_core::hash::HashRef;
-use kvevents_core::msgpack;
 use pyo3::IntoPyObjectExt;
-use pyo3::exceptions::{PyIndexError, PyOverflowError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyIndexError, PyOverflowError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyByteArray, PyBytes, PyDict, PyInt, PyList, PySlice, PyString, PyTuple, PyType};
+use pyo3::types::{PyBytes, PyList, PySlice, PyTuple, PyType};
 use std::sync::Arc;
 
-use crate::errors::{Exc, events_error};
-use crate::raw::{self, OwnedHash};
+use crate::errors::events_error;
+use crate::event_reader::{extract_events, single};
+use crate::raw;
 
 /// What is looked up in Python once.
-struct Classes {
-    stored: Py<PyType>,
-    removed: Py<PyType>,
-    cleared: Py<PyType>,
+pub struct Classes {
+    pub stored: Py<PyType>,
+    pub removed: Py<PyType>,
+    pub cleared: Py<PyType>,
     skipped: Py<PyType>,
-    encode: Py<PyAny>,
+    pub encode: Py<PyAny>,
     decode: Py<PyAny>,
     freeze: Py<PyAny>,
 }
 
-fn classes(py: Python<'_>) -> PyResult<&'static Classes> {
+pub fn classes(py: Python<'_>) -> PyResult<&'static Classes> {
     static CLASSES: PyOnceLock<Classes> = PyOnceLock::new();
     CLASSES.get_or_try_init(py, || {
         let events = py.import("kvevents.events")?;
@@ -136,303 +133,6 @@ pub fn event_to_py<'py>(py: Python<'py>, v: EventView<'_>) -> PyResult<Bound<'py
 fn hashes_to_py<'py>(py: Python<'py>, v: &EventView<'_>) -> PyResult<Bound<'py, PyList>> {
     let hashes = v.hashes().map(|h| hash_to_py(py, h)).collect::<PyResult<Vec<_>>>()?;
     PyList::new(py, hashes)
-}
-
-// ---------------------------------------------------------------- Python objects to columns
-
-/// Reads the fields of one event object; knows which event it is for error messages.
-struct EventReader<'a, 'py> {
-    event: &'a Bound<'py, PyAny>,
-    index: usize,
-}
-
-impl<'py> EventReader<'_, 'py> {
-    fn bad(&self, field: &str, what: &str) -> PyErr {
-        Exc::EventError.err(format!("event {}: {field}: {what}", self.index))
-    }
-
-    fn bad_type(&self, field: &str, what: &str) -> PyErr {
-        Exc::EventTypeError.err(format!("event {}: {field}: {what}", self.index))
-    }
-
-    /// The field, or `None` where it is nil or the (older, foreign) class does not have it.
-    fn get(&self, name: &Bound<'py, PyString>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        Ok(self.event.getattr_opt(name)?.filter(|v| !v.is_none()))
-    }
-
-    fn opt_int(&self, name: &Bound<'py, PyString>) -> PyResult<Option<i64>> {
-        let Some(v) = self.get(name)? else { return Ok(None) };
-        v.extract().map(Some).map_err(|_| {
-            self.bad_type(
-                &name.to_string(),
-                &format!("a 64-bit integer or None was expected, saw {}", raw::preview(&v)),
-            )
-        })
-    }
-
-    fn opt_str(&self, name: &Bound<'py, PyString>) -> PyResult<Option<Arc<str>>> {
-        let Some(v) = self.get(name)? else { return Ok(None) };
-        match v.cast::<PyString>() {
-            // Half of a surrogate pair is a `str` and has no UTF-8.
-            Ok(s) => s.to_cow().map(|s| Some(Arc::from(&*s))).map_err(|_| {
-                self.bad(&name.to_string(), &format!("text in UTF-8 was expected, saw {}", raw::preview(&v)))
-            }),
-            Err(_) => Err(self.bad_type(
-                &name.to_string(),
-                &format!("a str or None was expected, saw {}", raw::preview(&v)),
-            )),
-        }
-    }
-
-    /// A value that is kept as msgpack bytes.
-    fn raw(&self, name: &Bound<'py, PyString>) -> PyResult<Option<Vec<u8>>> {
-        let Some(v) = self.get(name)? else { return Ok(None) };
-        to_msgpack(&v)?.map(Some).map_err(|what| self.bad(&name.to_string(), &what))
-    }
-
-    fn raw_map(&self, name: &Bound<'py, PyString>) -> PyResult<Option<Vec<u8>>> {
-        if let Some(v) = self.get(name)?
-            && v.cast::<PyDict>().is_err()
-        {
-            return Err(self.bad_type(
-                &name.to_string(),
-                &format!("a dict or None was expected, saw {}", raw::preview(&v)),
-            ));
-        }
-        self.raw(name)
-    }
-
-    fn raw_list(&self, name: &Bound<'py, PyString>) -> PyResult<Option<Vec<u8>>> {
-        let raw = self.raw(name)?;
-        match &raw {
-            Some(r) if msgpack::array_header(r, 0).is_none() => {
-                Err(self.bad_type(&name.to_string(), "a list or None was expected"))
-            }
-            _ => Ok(raw),
-        }
-    }
-
-    fn hashes(&self) -> PyResult<Vec<OwnedHash>> {
-        let py = self.event.py();
-        let name = intern!(py, "block_hashes");
-        let v =
-            self.get(name)?.ok_or_else(|| self.bad_type("block_hashes", "a list was expected, saw None"))?;
-        let no_list = || {
-            self.bad_type("block_hashes", &format!("a list of hashes was expected, saw {}", raw::preview(&v)))
-        };
-        if v.is_instance_of::<PyBytes>()
-            || v.is_instance_of::<PyByteArray>()
-            || v.is_instance_of::<PyString>()
-        {
-            return Err(no_list());
-        }
-        let mut out = Vec::new();
-        for (i, item) in v.try_iter().map_err(|_| no_list())?.enumerate() {
-            let hash =
-                raw::read_hash(&item?).map_err(|what| self.bad(&format!("block_hashes[{i}]"), &what))?;
-            out.push(hash);
-        }
-        Ok(out)
-    }
-
-    fn attrs(&self, stored: bool) -> PyResult<Attrs> {
-        let py = self.event.py();
-        let mut a = Attrs {
-            medium: self.opt_str(intern!(py, "medium"))?,
-            group_idx: self.opt_int(intern!(py, "group_idx"))?,
-            locality: self.opt_str(intern!(py, "locality"))?,
-            ownership: self.opt_str(intern!(py, "ownership"))?,
-            ..Attrs::default()
-        };
-        if stored {
-            let size = self.opt_int(intern!(py, "block_size"))?.unwrap_or(0);
-            a.block_size = u32::try_from(size)
-                .map_err(|_| self.bad("block_size", &format!("0 to 2^32-1 was expected, saw {size}")))?;
-            a.lora_id = self.opt_int(intern!(py, "lora_id"))?;
-            a.lora_name = self.opt_str(intern!(py, "lora_name"))?;
-            a.spec_kind = self.opt_str(intern!(py, "kv_cache_spec_kind"))?;
-            a.sliding_window = self.opt_int(intern!(py, "kv_cache_spec_sliding_window"))?;
-            a.session_id = self.opt_str(intern!(py, "session_id"))?;
-            a.cache_salt = self.opt_str(intern!(py, "cache_salt"))?;
-        }
-        Ok(a)
-    }
-
-    fn push(&self, kind: EventKind, out: &mut EventData) -> PyResult<()> {
-        let py = self.event.py();
-        let metadata = self.raw_map(intern!(py, "metadata"))?;
-        let other = self.raw_map(intern!(py, "other_fields"))?;
-        let common = CommonParts { metadata: metadata.as_deref(), other: other.as_deref() };
-        if kind == EventKind::Cleared {
-            return out.push_cleared(&common).map_err(|e| events_error(&e));
-        }
-        let attrs = self.attrs(kind == EventKind::Stored)?;
-        let hashes = self.hashes()?;
-        let refs: Vec<HashRef<'_>> = hashes.iter().map(as_ref).collect();
-        if kind == EventKind::Removed {
-            let id = out.intern(&attrs);
-            return out.push_removed(id, Hashes::Mixed(&refs), &common).map_err(|e| events_error(&e));
-        }
-        let parent = self
-            .get(intern!(py, "parent_block_hash"))?
-            .map(|v| raw::read_hash(&v).map_err(|what| self.bad("parent_block_hash", &what)))
-            .transpose()?;
-        let extra = self.raw_list(intern!(py, "extra_keys"))?;
-        let lookahead = self.raw_list(intern!(py, "lookahead_token_ids"))?;
-        let mut plain = Vec::new();
-        let wide = self.tokens(&mut plain)?;
-        let extra_keys = match &extra {
-            None => ExtraKeys::Absent,
-            Some(raw) => match msgpack::array_header(raw, 0) {
-                Some((n, at)) if n == refs.len() && raw[at..].iter().all(|&b| b == 0xc0) => ExtraKeys::AllNil,
-                _ => ExtraKeys::Raw(raw),
-            },
-        };
-        if attrs.block_size == 0 && (wide.is_some() || !plain.is_empty()) {
-            return Err(self.bad("block_size", &format!("0 with {} token ids", plain.len())));
-        }
-        let id = out.intern(&attrs);
-        let parts = StoredParts {
-            hashes: Hashes::Mixed(&refs),
-            parent: parent.as_ref().map(as_ref),
-            tokens: wide.as_deref().map_or(Tokens::Plain(&plain), Tokens::Wide),
-            extra_keys,
-            lookahead: lookahead.as_deref(),
-            common,
-        };
-        out.push_stored(id, &parts).map_err(|e| events_error(&e))
-    }
-
-    /// Plain ids into `plain`; anything else that is legal on the wire as msgpack bytes.
-    fn tokens(&self, plain: &mut Vec<u32>) -> PyResult<Option<Vec<u8>>> {
-        let py = self.event.py();
-        let name = intern!(py, "token_ids");
-        let Some(v) = self.get(name)? else { return Ok(None) };
-        if v.is_instance_of::<PyString>() {
-            return Err(self.bad_type("token_ids", &format!("a list was expected, saw {}", raw::preview(&v))));
-        }
-        let bad = match raw::read_u32s(&v, None, plain) {
-            Ok(Ok(())) => return Ok(None),
-            Ok(Err(bad)) => bad,
-            Err(e) if e.is_instance_of::<PyTypeError>(py) => {
-                return Err(self.bad_type(
-                    "token_ids",
-                    &format!("a list of token ids was expected, saw {}", raw::preview(&v)),
-                ));
-            }
-            Err(e) => return Err(e),
-        };
-        plain.clear();
-        for (i, item) in v.try_iter()?.enumerate().skip(bad.index) {
-            let item = item?;
-            if !is_wide_token(&item) {
-                return Err(self.bad(
-                    &format!("token_ids[{i}]"),
-                    &format!(
-                        "an integer of 64 bits, a pair of them or a str was expected, saw {}",
-                        raw::preview(&item)
-                    ),
-                ));
-            }
-        }
-        let ints = v.try_iter()?.map(|x| plain_int(&x?)).collect::<PyResult<Vec<_>>>()?;
-        let list = PyList::new(py, ints)?;
-        to_msgpack(&list)?.map(Some).map_err(|what| self.bad("token_ids", &what))
-    }
-}
-
-/// Any value as msgpack bytes; the inner error says why it cannot be.
-pub fn to_msgpack(v: &Bound<'_, PyAny>) -> PyResult<Result<Vec<u8>, String>> {
-    let py = v.py();
-    let bytes = match classes(py)?.encode.bind(py).call1((v,)) {
-        Ok(bytes) => bytes,
-        Err(e) => return Ok(Err(format!("cannot be encoded as msgpack: {}", e.value(py)))),
-    };
-    let bytes = bytes.cast::<PyBytes>()?.as_bytes().to_vec();
-    if msgpack::skip_value(&bytes, 0) != Ok(bytes.len()) {
-        return Ok(Err(format!("nested deeper than {} levels", msgpack::MAX_DEPTH)));
-    }
-    Ok(Ok(bytes))
-}
-
-fn as_ref(h: &OwnedHash) -> HashRef<'_> {
-    match h {
-        OwnedHash::Uint(v) => HashRef::Uint(*v),
-        OwnedHash::Int(v) => HashRef::Int(*v),
-        OwnedHash::Bytes(b) => HashRef::Bytes(b),
-    }
-}
-
-fn is_int64(v: &Bound<'_, PyAny>) -> bool {
-    v.extract::<u64>().is_ok() || v.extract::<i64>().is_ok()
-}
-
-fn is_wide_token(v: &Bound<'_, PyAny>) -> bool {
-    if v.is_instance_of::<PyString>() || is_int64(v) {
-        return true;
-    }
-    let items = v.cast::<PyTuple>().map(|t| t.to_list());
-    let items = items.as_ref().ok().or_else(|| v.cast::<PyList>().ok());
-    items.is_some_and(|l| l.iter().all(|x| is_int64(&x)))
-}
-
-/// numpy's and other integers as `int`; the rest as it is.
-fn plain_int<'py>(v: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-    if v.is_instance_of::<PyInt>() || !is_int64(v) {
-        return Ok(v.clone());
-    }
-    v.extract::<u64>()
-        .map_or_else(|_| v.extract::<i64>()?.into_bound_py_any(v.py()), |u| u.into_bound_py_any(v.py()))
-}
-
-/// Which event an object is: one of ours, or (an engine's own Structs) by the name of its class.
-fn kind_of(event: &Bound<'_, PyAny>) -> PyResult<Option<EventKind>> {
-    let py = event.py();
-    let c = classes(py)?;
-    let class = event.get_type();
-    for (kind, known, name) in [
-        (EventKind::Stored, &c.stored, intern!(py, "BlockStored")),
-        (EventKind::Removed, &c.removed, intern!(py, "BlockRemoved")),
-        (EventKind::Cleared, &c.cleared, intern!(py, "AllBlocksCleared")),
-    ] {
-        if class.is(known)
-            || event.is_instance(known.bind(py))?
-            || PyAnyMethods::eq(class.name()?.as_any(), name)?
-        {
-            return Ok(Some(kind));
-        }
-    }
-    Ok(None)
-}
-
-/// Appends one event object; `index` is for the error message.
-pub fn push_event(event: &Bound<'_, PyAny>, index: usize, out: &mut EventData) -> PyResult<()> {
-    let reader = EventReader { event, index };
-    match kind_of(event)? {
-        Some(kind) => reader.push(kind, out),
-        None => Err(Exc::EventTypeError.err(format!(
-            "event {index}: BlockStored, BlockRemoved or AllBlocksCleared was expected, saw {}",
-            raw::preview(event)
-        ))),
-    }
-}
-
-/// Events from an `EventList` or any iterable of events.
-pub fn extract_events(obj: &Bound<'_, PyAny>) -> PyResult<EventList> {
-    if let Ok(list) = obj.cast::<PyEventList>() {
-        return Ok(list.get().inner.clone());
-    }
-    let mut data = EventData::new();
-    for (i, event) in obj.try_iter()?.enumerate() {
-        push_event(&event?, i, &mut data)?;
-    }
-    Ok(data.into())
-}
-
-/// A list of this one event, or `None` where it is no event: such a thing equals nothing.
-fn single(value: &Bound<'_, PyAny>) -> Option<EventList> {
-    let mut data = EventData::new();
-    push_event(value, 0, &mut data).ok().map(|()| data.into())
 }
 
 // ---------------------------------------------------------------- the class

@@ -17,7 +17,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 
 use crate::errors::{Exc, decode_error, index_error};
-use crate::events::extract_events;
+use crate::event_reader::extract_events;
 use crate::matches::PyMatches;
 use crate::raw::{self, HashColumn};
 use crate::tokens::{feature, hash_error, read_tokens};

@@ -14,6 +14,7 @@ mod engine_pool;
 mod engine_request;
 mod errors;
 mod event_args;
+mod event_reader;
 mod events;
 mod ids;
 mod index;

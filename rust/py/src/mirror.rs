@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::codec::{dialect, ts_from_py, with_encoder};
-use crate::events::extract_events;
+use crate::event_reader::extract_events;
 
 /// Blocks that are walked over at once while the sender may be waiting (about 0.1 ms).
 const CHUNK: usize = 512;

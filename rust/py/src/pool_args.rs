@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
 use crate::errors::Exc;
-use crate::events::to_msgpack;
+use crate::event_reader::to_msgpack;
 use crate::ids::{PyBlockIds, ints};
 use crate::raw::{self, BadElement, Elements};
 

@@ -10,7 +10,7 @@ use pyo3::types::PyBytes;
 
 use crate::codec::{dialect, ts_from_py, with_encoder};
 use crate::errors::replay_log_error;
-use crate::events::extract_events;
+use crate::event_reader::extract_events;
 use crate::mirror::PyMirror;
 
 /// Payloads by sequence number; see `_core.pyi`.

@@ -8,7 +8,8 @@ use pyo3::prelude::*;
 
 use crate::errors::{Exc, events_error};
 use crate::event_args::{Removed, Stored, StoredLists, read_metadata, text};
-use crate::events::{PyEventList, extract_events, push_event};
+use crate::event_reader::{extract_events, push_event};
+use crate::events::PyEventList;
 
 /// The bounded queue of events; see `_core.pyi`.
 #[pyclass(name = "EventQueue", module = "kvevents._core", frozen, subclass)]

@@ -6,11 +6,14 @@
 //!
 //! Readers append to their output only when everything was good.
 
+mod layout;
+
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::Arc;
 
+use kvevents_core::events::Hashes;
 use pyo3::buffer::{ElementType, PyUntypedBuffer};
 use pyo3::exceptions::{PyBufferError, PyOverflowError, PyTypeError};
 use pyo3::ffi;
@@ -121,7 +124,10 @@ pub fn read_u32s(obj: &Bound<'_, PyAny>, range: Option<Range<usize>>, out: &mut 
 fn list_u32s(list: &Bound<'_, PyList>, range: Option<Range<usize>>, out: &mut Vec<u32>) -> Elements {
     let range = clamp(range, list.len());
     let n = range.len();
-    for (i, cell) in range.zip(spare(out, n)) {
+    let cells = spare(out, n);
+    let mut done = layout::leading(list, range.start, cells);
+    while done < n {
+        let i = range.start + done;
         // SAFETY: `list` is a list and stays alive; an index out of range (the list shrank under an
         // `__index__`) gives null, which is handled. The item is borrowed and used at once; an `__index__`
         // that takes it out of the list runs with its own reference.
@@ -131,10 +137,11 @@ fn list_u32s(list: &Bound<'_, PyList>, range: Option<Range<usize>>, out: &mut Ve
         };
         match u32::try_from(value) {
             Ok(v) => {
-                cell.write(v);
+                cells[done].write(v);
             }
             Err(_) => return bad_item(list, i),
         }
+        done += 1 + layout::leading(list, i + 1, &mut cells[done + 1..]);
     }
     // SAFETY: the loop wrote `n` elements behind the length, or returned.
     unsafe { out.set_len(out.len() + n) };
@@ -346,6 +353,14 @@ impl HashColumn {
         self.bytes.len().checked_div(self.width).unwrap_or(self.ints.len())
     }
 
+    /// All hashes from the `from`th on.
+    pub fn hashes(&self, from: usize) -> Hashes<'_> {
+        match self.width {
+            0 => Hashes::Uint(&self.ints[from..]),
+            width => Hashes::Bytes { width, data: &self.bytes[from * width..] },
+        }
+    }
+
     fn clear(&mut self) {
         self.width = 0;
         self.bytes.clear();
@@ -425,36 +440,37 @@ fn list_bytes(list: &Bound<'_, PyList>, range: Range<usize>, width: usize, out: 
 
 fn list_u64s(list: &Bound<'_, PyList>, range: Range<usize>, out: &mut HashColumn) -> Elements {
     let n = range.len();
-    for (i, cell) in range.zip(spare(&mut out.ints, n)) {
+    let cells = spare(&mut out.ints, n);
+    let mut done = layout::leading(list, range.start, cells);
+    while done < n {
+        let i = range.start + done;
         // SAFETY: as in `list_u32s`; `PyLong_AsUnsignedLongLong` runs no Python code.
-        let value = unsafe {
+        let mut value = unsafe {
             let item = ffi::PyList_GetItem(list.as_ptr(), i.cast_signed());
             if item.is_null() { u64::MAX } else { ffi::PyLong_AsUnsignedLongLong(item) }
         };
-        if value != u64::MAX {
-            cell.write(value);
-            continue;
+        if value == u64::MAX {
+            // All ones, a negative integer, something with an `__index__`, or an error.
+            drop(PyErr::take(list.py()));
+            let item = list.get_item(i)?;
+            value = match read_hash(&item) {
+                Ok(OwnedHash::Uint(v)) => v,
+                Ok(OwnedHash::Int(v)) => {
+                    out.negative = true;
+                    v.cast_unsigned()
+                }
+                Ok(OwnedHash::Bytes(_)) => {
+                    let seen = format!("{} among integers", preview(&item));
+                    return Ok(Err(BadElement { index: i, seen, wrong_type: true }));
+                }
+                Err(seen) => {
+                    let wrong_type = !item.is_instance_of::<pyo3::types::PyInt>();
+                    return Ok(Err(BadElement { index: i, seen, wrong_type }));
+                }
+            };
         }
-        // All ones, a negative integer, something with an `__index__`, or an error.
-        drop(PyErr::take(list.py()));
-        let item = list.get_item(i)?;
-        match read_hash(&item) {
-            Ok(OwnedHash::Uint(v)) => {
-                cell.write(v);
-            }
-            Ok(OwnedHash::Int(v)) => {
-                out.negative = true;
-                cell.write(v.cast_unsigned());
-            }
-            Ok(OwnedHash::Bytes(_)) => {
-                let seen = format!("{} among integers", preview(&item));
-                return Ok(Err(BadElement { index: i, seen, wrong_type: true }));
-            }
-            Err(seen) => {
-                let wrong_type = !item.is_instance_of::<pyo3::types::PyInt>();
-                return Ok(Err(BadElement { index: i, seen, wrong_type }));
-            }
-        }
+        cells[done].write(value);
+        done += 1 + layout::leading(list, i + 1, &mut cells[done + 1..]);
     }
     // SAFETY: the loop wrote `n` elements, or returned.
     unsafe { out.ints.set_len(out.ints.len() + n) };

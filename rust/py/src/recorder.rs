@@ -11,7 +11,8 @@ use pyo3::types::PyString;
 
 use crate::errors::{Exc, events_error, record_error};
 use crate::event_args::{Removed, Stored, StoredLists, read_metadata, text};
-use crate::events::{PyEventList, extract_events, push_event};
+use crate::event_reader::{extract_events, push_event};
+use crate::events::PyEventList;
 use crate::raw;
 
 /// Records events and stores that finish later; see `_core.pyi`.
