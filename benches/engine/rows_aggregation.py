@@ -11,10 +11,11 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
 from benches.engine import stock
 from benches.engine.pairs import Pair, row
-from benches.engine.workload import EVENTS, HASHES, stores
+from benches.engine.workload import EVENTS, TOKENS, stores
+from kvevents import EventList
 from kvevents.connectors import KVEventsMixin, WorkerKVEvents
 
-WORKERS, STEPS = 8, 6
+WORKERS, STEPS = 8, 20
 
 
 class _Connector(KVEventsMixin):
@@ -36,37 +37,34 @@ class _LMCache:
     _kv_cache_events = None
 
 
-def _steps(container):
-    """Every worker's output of some steps, with its container as it comes out of the worker's pickle."""
+def _outputs(pickled):
+    """Every worker's output of a step, with its container as it has just come out of the worker's pickle."""
     return [
-        [
-            ModelRunnerOutput(
-                req_ids=[], req_id_to_index={},
-                kv_connector_output=KVConnectorOutput(
-                    kv_cache_events=pickle.loads(pickle.dumps(container(stores(step, medium="CPU"))))
-                ),
-            )
-            for _ in range(WORKERS)
-        ]
-        for step in range(STEPS)
+        ModelRunnerOutput(
+            req_ids=[], req_id_to_index={},
+            kv_connector_output=KVConnectorOutput(kv_cache_events=pickle.loads(pickled)),
+        )
+        for _ in range(WORKERS)
     ]  # fmt: skip
 
 
 def _aggregated(aggregate, connector, container):
     """Thread CPU microseconds an event and worker, from the outputs to what `take_events()` gives."""
-    outputs = _steps(container)
+    steps = [pickle.dumps(container(stores(step, medium="CPU"))) for step in range(STEPS)]
     joined = KVOutputAggregator.from_connector(connector, WORKERS)
     got = []
-    start = time.thread_time_ns()
-    for step in outputs:
-        connector.update_connector_output(aggregate(joined, step).kv_connector_output)
+    spent = 0
+    for step in steps:
+        outputs = _outputs(step)
+        start = time.thread_time_ns()
+        connector.update_connector_output(aggregate(joined, outputs).kv_connector_output)
         events = connector.take_events()
-        got.append(events if hasattr(events, "num_blocks") else list(events))
-    spent = time.thread_time_ns() - start
+        got.append(events if isinstance(events, EventList) else list(events))
+        spent += time.thread_time_ns() - start
     for step, events in enumerate(got):
         hashes = [h for e in events for h in e.block_hashes]
         assert sorted(hashes) == sorted(h for e in stores(step) for h in e.block_hashes)
-        assert sum(len(e.token_ids) for e in events) == EVENTS * HASHES * 16
+        assert sum(len(e.token_ids) for e in events) == EVENTS * TOKENS
     return spent / 1000 / (STEPS * EVENTS * WORKERS)
 
 

@@ -69,6 +69,16 @@ class EventList(Sequence[KVCacheEvent]):
     def irregular(self) -> int:
         """How many events are irregular: kept word for word, but readers use only their hashes."""
 
+    def same_blocks(self, other: EventList) -> bool:
+        """Whether both store the same blocks, with the same fields, in the same order, however they are cut into
+        events. Looked at for regular stores without values that are kept as bytes; `False` for all others.
+        """
+
+    def to_originals(self, columns: EventList, events: list[object]) -> list[object]:
+        """These events, each as the object among `events`, whose columns are `columns`, that says the same; as
+        one of ours where none does.
+        """
+
     def by_worker(self) -> list[tuple[int | None, EventList]]:
         """The events of each worker by their origin, in their order; `None` for events that do not say."""
 
@@ -1306,16 +1316,21 @@ class Aggregator:
         max_age: int = 10000,
         warn_after: int = 100,
         keep_content: bool = False,
+        forget: bool = False,
     ) -> Self:
         """`rule` is `"all"` (default), `"any"`, a number of workers or a `Quorum`; `group_rules` are
         `(group_idx, rule)` pairs for groups with another rule. At most `max_waiting` blocks wait for more
         workers, each at most `max_age` steps; then the oldest lose their votes, which is counted. After
         `warn_after` steps that bring stores and no agreement there is a notice. `keep_content` keeps the
-        fields of resident blocks. `AggregatorError` and `AggregatorTypeError` for what cannot work.
+        fields of resident blocks. `forget` forgets a block with its votes as soon as it is announced, so that
+        it goes out each time that it is agreed on. `AggregatorError` and `AggregatorTypeError` for what cannot work.
         """
 
     def add(self, worker: int, events: EventList) -> None:
         """Applies what a worker reports; its clear takes all its votes. `WorkerIndexError` if there is none."""
+
+    def add_all(self, reports: list[tuple[int, EventList]]) -> None:
+        """The same for reports of several workers; those that say the same vote together."""
 
     def add_tagged(self, events: EventList) -> None:
         """Applies events that each name their worker; `AggregatorTypeError` if one does not."""

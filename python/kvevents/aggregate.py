@@ -95,6 +95,8 @@ class Aggregator:
     ``max_age`` steps; then the oldest lose their votes, which is counted. With ``keep_content`` the fields of
     resident blocks are kept (about 4 bytes a token), so that :meth:`snapshot` and blocks that come back after
     a worker was replaced have their tokens; without it those are hash-only stores of block size 0.
+    With ``forget`` a block is forgotten, with its votes, as soon as it is announced, and goes out each time
+    that it is agreed on: for sources that never say that a block left.
 
     Safe from several threads. Never gives the interpreter lock away. Errors: ``AggregatorError`` and its
     subclasses, raised before anything changed.
@@ -112,6 +114,7 @@ class Aggregator:
         max_age: int = 10_000,
         warn_after: int = 100,
         keep_content: bool = False,
+        forget: bool = False,
     ) -> None:
         self._core = _core.Aggregator(
             num_workers,
@@ -121,11 +124,16 @@ class Aggregator:
             max_age=max_age,
             warn_after=warn_after,
             keep_content=keep_content,
+            forget=forget,
         )
 
     def add(self, worker: int, events: EventList | Iterable[Any]) -> None:
         """Apply what a worker reports, in order. A clear takes all votes of that worker."""
         self._core.add(worker, events if isinstance(events, EventList) else EventList(events))
+
+    def add_all(self, reports: Iterable[tuple[int, EventList]]) -> None:
+        """Apply reports of several workers; those that say the same vote together, which costs one vote."""
+        self._core.add_all(list(reports))
 
     def add_tagged(self, events: EventList) -> None:
         """Apply events that each name their worker (``EventList.with_origin(worker=...)``)."""

@@ -107,10 +107,28 @@ class WorkerKVEvents(KVConnectorKVEvents):
 
     def tagged(self, worker: int) -> WorkerKVEvents:
         """Return the same events as those of ``worker``; parts that name a worker keep it."""
-        copy = WorkerKVEvents(num_workers=self._num_workers, rule=self._rule)
-        for w, events in self._reports:
-            copy._append(worker if w is None else w, events)
-        return copy
+        return WorkerKVEvents.of_workers([(worker, self)])
+
+    @classmethod
+    def of_workers(cls, containers: Iterable[tuple[int, WorkerKVEvents]]) -> WorkerKVEvents:
+        """Join containers, each as its worker's: the same as :meth:`tagged` and then :meth:`merge`.
+
+        The rule is the first one's. None of them changes, and the columns are shared.
+        """
+        joined: dict[int | None, EventList] = {}
+        count = 0
+        rule: Rule = "all"
+        for number, (worker, container) in enumerate(containers):
+            rule = rule if number else container._rule
+            named = {worker if w is None else w for w, _ in container._reports}
+            count += container._num_workers - len(named & joined.keys())
+            for w, events in container._reports:
+                whose = worker if w is None else w
+                joined[whose] = joined[whose] + events if whose in joined else events
+        made = cls.__new__(cls)
+        made._num_workers, made._rule = check_count(count, "the number of workers"), rule
+        made._reports = list(joined.items())
+        return made
 
     def by_worker(self) -> Iterator[tuple[int | None, EventList]]:
         """Yield ``(worker, events)``, ``None`` for a worker that is not known."""
@@ -141,8 +159,7 @@ class WorkerKVEvents(KVConnectorKVEvents):
         workers = max(self._num_workers, *(w + 1 for w in named), 1)
         votes = _core.Aggregator(workers, rule=self._rule)
         free = next((w for w in range(workers) if w not in named), 0)
-        for worker, events in self._reports:
-            votes.add(free if worker is None else worker, events)
+        votes.add_all([(free if worker is None else worker, events) for worker, events in self._reports])
         agreed = votes.drain()
         self.clear_events()
         self.add_events(agreed)

@@ -137,8 +137,7 @@ class KVEventsMixin:
                     f"{type(self).__name__}: a report of worker {worker}, there are {votes.num_workers} "
                     "(kv_events_num_workers)"
                 )
-        for worker, events in reports:
-            votes.add(worker, events)
+        votes.add_all(reports)
 
     def forget_worker(self, worker: int) -> None:
         """Take the votes of a worker that restarted or left; the next :meth:`take_events` has the removals.

@@ -378,6 +378,98 @@ fn bit_sets_of_many_words() {
     }
 }
 
+/// Workers that report the very same list vote together; nothing may tell that from voting one by one.
+#[test]
+fn workers_that_say_the_same_count_as_each_alone() {
+    let rules = || Rules { default: Rule::All, groups: vec![(Some(1), Rule::KOf(2))] };
+    let mut rng = Rng(11);
+    for wide in [false, true] {
+        let make = || Aggregator::new(4, rules(), Limits::default()).unwrap();
+        let (mut together, mut alone) = (make(), make());
+        let (mut reader, mut other) = (Reader::default(), Reader::default());
+        let mut announced = 0;
+        for step in 0..400 {
+            let mut lists: Vec<EventList> = Vec::new();
+            for _ in 0..2 {
+                let mut data = EventData::new();
+                for _ in 0..rng.below(5) {
+                    let place = (rng.below(2) as usize, rng.below(2) as usize);
+                    let (sequence, first) = (rng.below(6), rng.below(5) as usize);
+                    let blocks: Vec<Block> =
+                        (first..first + 1 + rng.below(3) as usize).map(|i| (sequence, i)).collect();
+                    if rng.chance(3) {
+                        data.push_cleared(&CommonParts::default()).unwrap();
+                    }
+                    push(&mut data, place, &blocks, rng.chance(60), wide);
+                }
+                lists.push(data.into());
+            }
+            let reports: Vec<(u32, EventList)> = (0..4)
+                .map(|w| {
+                    let list = &lists[usize::from(!rng.chance(80))];
+                    // Some are the same columns, some another copy of them.
+                    let copy = rng.chance(50).then(|| list.select(0..list.len()).unwrap());
+                    (w, copy.unwrap_or_else(|| list.clone()))
+                })
+                .collect();
+            together.add_all(&reports).unwrap();
+            reports.iter().for_each(|(w, events)| alone.add(*w, events).unwrap());
+            let (out, expected) = (together.drain().unwrap(), alone.drain().unwrap());
+            announced += out.len();
+            reader.apply(&out, false);
+            other.apply(&expected, false);
+            assert_eq!(reader.resident, other.resident, "step {step}");
+            let (mut a, b) = (together.stats(), alone.stats());
+            a.nbytes = b.nbytes;
+            assert_eq!(a, b, "step {step}");
+        }
+        assert!(announced > 100, "{announced}");
+    }
+}
+
+#[test]
+fn a_worker_that_is_named_twice_counts_in_the_order_of_its_reports() {
+    let list = |stored| {
+        let mut data = EventData::new();
+        push(&mut data, (0, 0), &[(1, 0)], stored, false);
+        EventList::from(data)
+    };
+    let mut votes = Aggregator::new(1, Rules::default(), Limits::default()).unwrap();
+    votes.add_all(&[(0, list(true)), (0, list(false)), (0, list(true))]).unwrap();
+    assert_eq!(votes.drain().unwrap().len(), 1);
+    votes.add_all(&[(0, list(false)), (0, list(true)), (0, list(false))]).unwrap();
+    assert_eq!(votes.drain().unwrap().view(0).kind(), EventKind::Removed);
+}
+
+#[test]
+fn what_is_forgotten_is_announced_each_time_that_it_is_agreed_on() {
+    let limits = Limits { forget: true, ..Limits::default() };
+    let mut votes = Aggregator::new(2, Rules::default(), limits).unwrap();
+    let stored = |blocks: &[usize]| {
+        let mut data = EventData::new();
+        for &i in blocks {
+            push(&mut data, (0, 0), &[(1, i)], true, false);
+        }
+        EventList::from(data)
+    };
+    for _ in 0..3 {
+        votes.add_all(&[(0, stored(&[0, 1])), (1, stored(&[0, 1]))]).unwrap();
+        assert_eq!(votes.drain().unwrap().iter().map(|v| v.num_hashes()).sum::<usize>(), 2);
+        assert_eq!((votes.resident(), votes.stats().held), (0, vec![0, 0]));
+    }
+    // A run of which a part is agreed on: the rest waits on.
+    let mut run = EventData::new();
+    push(&mut run, (0, 0), &[(1, 0), (1, 1), (1, 2)], true, false);
+    votes.add_all(&[(0, run.into()), (1, stored(&[1]))]).unwrap();
+    let out = votes.drain().unwrap();
+    assert_eq!((out.len(), out.view(0).num_hashes()), (1, 1));
+    assert_eq!((votes.stats().held, votes.stats().waiting), (vec![2, 0], 2));
+    votes.add(1, &stored(&[0, 2])).unwrap();
+    assert_eq!(votes.drain().unwrap().iter().map(|v| v.num_hashes()).sum::<usize>(), 2);
+    assert_eq!((votes.stats().held, votes.stats().waiting), (vec![0, 0], 0));
+    assert!(votes.drain().unwrap().is_empty());
+}
+
 /// Negative control: with an oracle that wants one worker less, the suite fails.
 #[test]
 fn an_oracle_that_wants_one_worker_less_is_told_apart() {

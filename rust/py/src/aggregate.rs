@@ -103,7 +103,7 @@ impl PyAggregator {
 impl PyAggregator {
     #[new]
     #[pyo3(signature = (num_workers, *, rule = None, group_rules = None, max_waiting = 1_048_576,
-                        max_age = 10_000, warn_after = 100, keep_content = false))]
+                        max_age = 10_000, warn_after = 100, keep_content = false, forget = false))]
     #[allow(clippy::too_many_arguments)] // settings, by keyword
     fn new(
         py: Python<'_>,
@@ -114,10 +114,11 @@ impl PyAggregator {
         max_age: u64,
         warn_after: u64,
         keep_content: bool,
+        forget: bool,
     ) -> PyResult<Self> {
         let groups = group_rules.cloned().unwrap_or_else(|| PyTuple::empty(py));
         let rules = read_rules(rule, &groups)?;
-        let limits = Limits { max_waiting, max_age, warn_after, keep_content };
+        let limits = Limits { max_waiting, max_age, warn_after, keep_content, forget };
         let inner = Aggregator::new(read_count("workers", num_workers)?, rules, limits)
             .map_err(|e| aggregate_error(&e))?;
         let nothing = Py::new(py, PyEventList::from(EventList::default()))?;
@@ -127,6 +128,20 @@ impl PyAggregator {
     fn add(&self, worker: i64, events: &PyEventList) -> PyResult<()> {
         let worker = self.worker(worker)?;
         self.with(|a| a.add(worker, &events.inner)).map_err(|e| aggregate_error(&e))
+    }
+
+    fn add_all(&self, reports: &Bound<'_, PyList>) -> PyResult<()> {
+        let mut lists = Vec::with_capacity(reports.len());
+        for (i, report) in reports.iter().enumerate() {
+            let (worker, events) = report.extract::<(i64, PyEventList)>().map_err(|_| {
+                PyTypeError::new_err(format!(
+                    "report {i}: a pair of a worker and an EventList was expected, saw {}",
+                    raw::preview(&report)
+                ))
+            })?;
+            lists.push((self.worker(worker)?, events.inner));
+        }
+        self.with(|a| a.add_all(&lists)).map_err(|e| aggregate_error(&e))
     }
 
     fn add_tagged(&self, events: &PyEventList) -> PyResult<()> {

@@ -159,6 +159,26 @@ impl PyEventList {
         Ok(Self { inner })
     }
 
+    fn same_blocks(&self, other: &Self) -> bool {
+        self.inner.same_blocks(&other.inner)
+    }
+
+    fn to_originals<'py>(
+        &self,
+        py: Python<'py>,
+        columns: &Self,
+        events: &Bound<'py, PyList>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let out = PyList::empty(py);
+        for (i, row) in self.inner.rows_in(&columns.inner).into_iter().enumerate() {
+            out.append(match row {
+                Some(row) => events.get_item(row)?,
+                None => event_to_py(py, self.inner.view(i))?,
+            })?;
+        }
+        Ok(out)
+    }
+
     fn __len__(&self) -> usize {
         self.inner.len()
     }

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from math import ceil
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from vllm.distributed import kv_events
 
 from kvevents import events as ours
 from kvevents.aggregate import Aggregator
-from kvevents.connectors.containers import KVConnectorKVEvents
+from kvevents.connectors.containers import KVConnectorKVEvents, WorkerKVEvents
 from kvevents.connectors.tagging import tag_container
 from kvevents.errors import KVEventsError
 from kvevents.events import EventList
@@ -60,7 +60,7 @@ class Votes:
     def __init__(self, rules: Rules | None = None) -> None:
         self._rules = rules or Rules()
         self._reports: list[tuple[int, Any]] = []
-        self._tagged: Any = None
+        self._ours: list[tuple[int, KVConnectorKVEvents]] = []
         self._children: list[Votes] = []
         self._aggregator: Aggregator | None = None
         self._as_stock = False
@@ -75,8 +75,7 @@ class Votes:
                 if child is not None:
                     votes.add(worker, child)
         elif isinstance(container, KVConnectorKVEvents):
-            tagged = tag_container(container, worker)
-            self._tagged = tagged if self._tagged is None else self._tagged.merge(tagged)
+            self._ours.append((worker, container))
         else:
             self._reports.append((worker, container))
 
@@ -85,40 +84,46 @@ class Votes:
         if self._children:
             parts = [votes.take(workers) for votes in self._children]
             return None if all(part is None for part in parts) else ChildKVEvents(parts)
-        if self._tagged is not None:
-            tagged, self._tagged = self._tagged, None
-            return tagged
+        if self._ours:
+            containers, self._ours = self._ours, []
+            return _joined(containers)
         if not self._reports:
             return None
         reports, self._reports = self._reports, []
         if not self._as_stock:
             try:
-                agreed = self._vote(reports, workers)
+                return self._vote(reports, workers)
             except (KVEventsError, TypeError, ValueError) as e:
                 self._as_stock = True
                 log.warning(
                     "kvevents: events of %s are merged by vLLM's own rule from here on: %s: %s",
                     type(reports[0][1]).__name__, type(e).__name__, e,
                 )  # fmt: skip
-            else:
-                return _filled(reports[0][1], agreed) if agreed else None
         return _merged(reports)
 
-    def _vote(self, reports: list[tuple[int, Any]], workers: int) -> list[Any]:
-        columns = _columns(reports)
-        votes = self._votes(workers, reports[0][1])
-        for worker, events in columns:
-            votes.add(worker, events)
+    def _vote(self, reports: list[tuple[int, Any]], workers: int) -> Any:
+        lists = [list(container.get_all_events()) for _, container in reports]
+        columns = [EventList(events) for events in lists]
+        first = reports[0][1]
+        votes = self._votes(workers, first)
+        votes.add_all((worker, events) for (worker, _), events in zip(reports, columns, strict=True))
         agreed = votes.drain()
-        if len(agreed) and self._forgets(reports[0][1]):
-            _forget(votes, agreed, workers)
-        return [_engine_event(event) for event in agreed]
+        if not len(agreed):
+            return None
+        if agreed.same_blocks(columns[0]) or agreed == columns[0]:
+            # All that the first worker reported, and nothing else: its container says it already.
+            if first.get_number_of_workers() == 1:
+                return first
+            return _filled(first, lists[0])
+        return _filled(first, [_engine_event(e) for e in agreed.to_originals(columns[0], lists[0])])
 
     def _votes(self, workers: int, container: Any) -> Aggregator:
         votes = self._aggregator
         if votes is None:
             groups = self._rules.group_rules or _replication(container, workers)
-            votes = self._aggregator = Aggregator(workers, rule=self._rules.rule, group_rules=groups)
+            votes = self._aggregator = Aggregator(
+                workers, rule=self._rules.rule, group_rules=groups, forget=self._forgets(container)
+            )
         elif votes.num_workers != workers:
             for gone in range(workers, votes.num_workers):
                 votes.forget_worker(gone)
@@ -132,34 +137,20 @@ class Votes:
         return not self._rules.emits_removals
 
 
-def _columns(reports: list[tuple[int, Any]]) -> list[tuple[int, EventList]]:
-    """Every worker's events. Those that say the same as the worker before, the usual case, are read once."""
-    out: list[tuple[int, EventList]] = []
-    before: Any = None
-    for worker, container in reports:
-        events = container.get_all_events()
-        out.append((worker, out[-1][1] if out and events == before else EventList(events)))
-        before = events
-    return out
+def _joined(containers: list[tuple[int, KVConnectorKVEvents]]) -> KVConnectorKVEvents:
+    """One container of ours for those of all workers, each tagged with its worker."""
+    if all(type(container) is WorkerKVEvents for _, container in containers):
+        return WorkerKVEvents.of_workers(cast("list[tuple[int, WorkerKVEvents]]", containers))
+    first, *others = (tag_container(container, worker) for worker, container in containers)
+    for tagged in others:
+        first = first.merge(tagged)
+    return first
 
 
 def _replication(container: Any, workers: int) -> dict[int | None, Rule] | None:
     """Mooncake's groups whose heads are replicated: one of so many workers reports a block there."""
     factors = getattr(container, "_group_tp_replication_factors", ())
     return {i: ceil(workers / factor) for i, factor in enumerate(factors) if factor > 1} or None
-
-
-def _forget(votes: Aggregator, agreed: EventList, workers: int) -> None:
-    removed = EventList(
-        [
-            ours.BlockRemoved(e.block_hashes, e.medium, e.group_idx, e.locality, e.ownership)
-            for e in agreed
-            if isinstance(e, ours.BlockStored)
-        ]
-    )
-    for worker in range(workers):
-        votes.add(worker, removed)
-    votes.drain()
 
 
 _CLASSES: dict[type, Any] = {
@@ -170,8 +161,10 @@ _CLASSES: dict[type, Any] = {
 
 
 def _engine_event(event: Any) -> Any:
-    """The engine's Struct of one of ours, with the fields that this vLLM knows."""
-    cls = _CLASSES[type(event)]
+    """The engine's Struct of one of ours, with the fields that this vLLM knows; its own ones as they are."""
+    cls = _CLASSES.get(type(event))
+    if cls is None:
+        return event
     return cls(**{name: getattr(event, name) for name in cls.__struct_fields__})
 
 

@@ -2,6 +2,7 @@
 
 use super::Aggregator;
 use super::order::Output;
+use super::rule;
 use super::run::{EMIT, READY, Run, WHOLE};
 use super::space::{ANNOUNCED, DIRTY, FREE, NEGATIVE, NONE, PLACED, TO_STORE};
 use crate::error::EventsError;
@@ -26,7 +27,11 @@ impl Aggregator {
         self.reserve_for(&runs, &mut out);
         self.put_stores(&runs, Output::Drain, &mut out)?;
         for &run in &runs {
-            self.settle_stores(run);
+            if self.limits.forget {
+                self.forget_stores(run);
+            } else {
+                self.settle_stores(run);
+            }
         }
         self.note_step(!runs.is_empty());
         self.expire()?;
@@ -234,6 +239,40 @@ impl Aggregator {
             self.runs.retire(run);
         } else if whole {
             self.runs.unlink(run);
+        }
+    }
+
+    /// What went out is forgotten, as if all workers had let it go.
+    fn forget_stores(&mut self, run: u32) {
+        let s = self.runs.get(run).space;
+        if self.runs.get(run).is(WHOLE) {
+            let len = self.runs.get(run).len;
+            for w in 0..self.workers {
+                self.held[w as usize] -= u64::from(rule::is_set(self.runs.votes(run), w)) * u64::from(len);
+            }
+            for pos in self.runs.positions(run) {
+                let id = self.runs.get(run).id(pos);
+                self.spaces[s as usize].delete(&self.state, id);
+            }
+            self.runs.retire(run);
+            return;
+        }
+        self.runs.get_mut(run).flags &= !EMIT;
+        for pos in self.runs.positions(run) {
+            let id = self.runs.get(run).id(pos);
+            let space = &self.spaces[s as usize];
+            let record = space.records[id as usize];
+            if record.is(FREE) || record.run != run || record.pos() != pos || !record.is(TO_STORE) {
+                continue;
+            }
+            for w in 0..self.workers {
+                self.held[w as usize] -= u64::from(rule::is_set(space.votes(id), w));
+            }
+            let last = self.runs.get(run).members == 1;
+            self.delete(s, id);
+            if last {
+                break;
+            }
         }
     }
 

@@ -35,7 +35,7 @@ pub use rule::{MAX_WORKERS, Rule, Rules};
 pub use stats::{Notice, Stats};
 
 use crate::error::AggregateError;
-use crate::events::{EventKind, EventList, Scope};
+use crate::events::{EventKind, EventList, EventView, Scope};
 use crate::hash::HashRef;
 use rule::words_for;
 use run::Runs;
@@ -54,12 +54,41 @@ pub struct Limits {
     /// Keep the fields of resident blocks, so that they can be announced again
     /// ([`Aggregator::snapshot`], or after a worker was replaced) with their tokens.
     pub keep_content: bool,
+    /// Forget a block, with its votes, as soon as it is announced: for workers that never say that one
+    /// left. It goes out again each time that it is agreed on.
+    pub forget: bool,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { max_waiting: 1 << 20, max_age: 10_000, warn_after: 100, keep_content: false }
+        Self { max_waiting: 1 << 20, max_age: 10_000, warn_after: 100, keep_content: false, forget: false }
     }
+}
+
+/// Whose an event is.
+#[derive(Clone, Copy)]
+enum Whose<'a> {
+    Workers(&'a [u32]),
+    Origin,
+}
+
+fn worker_of(view: EventView<'_>) -> Option<u32> {
+    view.origin().and_then(|o| o.worker)
+}
+
+/// The reports, those of workers that say the same as one.
+fn alike(reports: &[(u32, EventList)]) -> Vec<(Vec<u32>, vote::Source<'_>)> {
+    // So many different ones are compared with: where workers differ, comparing all would cost more than it
+    // saves.
+    const LOOK_AT: usize = 4;
+    let mut groups: Vec<(Vec<u32>, vote::Source<'_>)> = Vec::new();
+    for (worker, events) in reports {
+        match groups.iter_mut().take(LOOK_AT).find(|(_, source)| source.list.is_twin(events)) {
+            Some((workers, _)) => workers.push(*worker),
+            None => groups.push((vec![*worker], vote::Source::new(events))),
+        }
+    }
+    groups
 }
 
 /// See the module.
@@ -141,65 +170,78 @@ impl Aggregator {
     /// clear takes all its votes.
     pub fn add(&mut self, worker: u32, events: &EventList) -> Result<(), AggregateError> {
         self.check_worker(worker)?;
-        self.apply(events, |_| worker);
+        self.apply(events, Whose::Workers(&[worker]));
         Ok(())
     }
 
     /// Applies events of which each names its worker. Nothing changes if one does not.
     pub fn add_tagged(&mut self, events: &EventList) -> Result<(), AggregateError> {
-        let worker_of = |i: usize| events.view(i).origin().and_then(|o| o.worker);
-        for i in 0..events.len() {
-            self.check_worker(worker_of(i).ok_or(AggregateError::Untagged { index: i })?)?;
+        for (i, view) in events.iter().enumerate() {
+            self.check_worker(worker_of(view).ok_or(AggregateError::Untagged { index: i })?)?;
         }
-        self.apply(events, |i| worker_of(i).unwrap_or_default());
+        self.apply(events, Whose::Origin);
         Ok(())
     }
 
-    /// Applies one report of each of several workers; the same as adding them one by one, in chunks, so
-    /// that what workers say alike is compared while it is near. Of fields on which they differ, those
-    /// that stand earlier in a report count as first.
+    /// Applies reports of workers; the same as adding them one by one. Workers that say the same, the
+    /// usual case, vote together. Where each worker is named once, the others' reports are applied in
+    /// chunks, so that what workers say alike is compared while it is near: of fields on which they
+    /// differ, those that stand earlier in a report count as first.
     pub fn add_all(&mut self, reports: &[(u32, EventList)]) -> Result<(), AggregateError> {
         const CHUNK: usize = 16;
         for (worker, _) in reports {
             self.check_worker(*worker)?;
         }
-        let mut sources: Vec<_> = reports.iter().map(|(_, events)| vote::Source::new(events)).collect();
-        let longest = reports.iter().map(|(_, events)| events.len()).max().unwrap_or(0);
+        let mut named = vec![0u64; words_for(self.workers)];
+        for (worker, _) in reports {
+            if rule::is_set(&named, *worker) {
+                // Its reports count in their order.
+                reports.iter().for_each(|(w, events)| self.apply(events, Whose::Workers(&[*w])));
+                return Ok(());
+            }
+            rule::set(&mut named, *worker);
+        }
+        let mut groups = alike(reports);
+        let longest = groups.iter().map(|(_, source)| source.list.len()).max().unwrap_or(0);
         for start in (0..longest).step_by(CHUNK) {
-            for ((worker, events), source) in reports.iter().zip(&mut sources) {
-                self.apply_part(start..(start + CHUNK).min(events.len()), source, |_| *worker);
+            for (workers, source) in &mut groups {
+                let end = (start + CHUNK).min(source.list.len());
+                self.apply_part(start..end, source, Whose::Workers(workers));
             }
         }
-        for source in sources {
+        for (_, source) in groups {
             source.release(&mut self.runs);
         }
         self.bound_waiting();
         Ok(())
     }
 
-    fn apply(&mut self, events: &EventList, worker_of: impl Fn(usize) -> u32) {
+    fn apply(&mut self, events: &EventList, whose: Whose<'_>) {
         if events.is_empty() {
             return;
         }
         let mut source = vote::Source::new(events);
-        self.apply_part(0..events.len(), &mut source, worker_of);
+        self.apply_part(0..events.len(), &mut source, whose);
         source.release(&mut self.runs);
         self.bound_waiting();
     }
 
-    fn apply_part(
-        &mut self,
-        part: Range<usize>,
-        source: &mut vote::Source<'_>,
-        worker_of: impl Fn(usize) -> u32,
-    ) {
+    fn apply_part(&mut self, part: Range<usize>, source: &mut vote::Source<'_>, whose: Whose<'_>) {
         let events = source.list;
         for i in part {
-            let (view, worker) = (events.view(i), worker_of(i));
+            let view = events.view(i);
+            let one;
+            let workers = match whose {
+                Whose::Workers(workers) => workers,
+                Whose::Origin => {
+                    one = [worker_of(view).unwrap_or_default()];
+                    &one
+                }
+            };
             match view.kind() {
-                EventKind::Stored => self.store(vote::Report { worker, view, row: i }, source),
-                EventKind::Removed => self.remove(worker, view, source),
-                EventKind::Cleared => self.drop_votes(worker),
+                EventKind::Stored => self.store(vote::Report { workers, view, row: i }, source),
+                EventKind::Removed => self.remove(workers, view, source),
+                EventKind::Cleared => workers.iter().for_each(|&w| self.drop_votes(w)),
             }
         }
     }

@@ -2,7 +2,8 @@
 //!
 //! A slot is 32 bits of the key's hash beside the number of its record, so that a look-up touches one
 //! line of the table and the record, and growing touches no keys. The place of a hash is monotonic in
-//! the hash, which lets the table grow by halves instead of doubling.
+//! the hash, which lets the table grow by halves instead of doubling. At most two of three slots are taken:
+//! looking for a key that is not there, what most votes do, would take three times as long at four of five.
 
 /// 0 is an empty slot; others are `hash << 32 | id + 1`.
 #[derive(Clone, Debug, Default)]
@@ -52,7 +53,7 @@ impl Table {
 
     /// Adds a record whose key is not there yet.
     pub fn insert(&mut self, hash: u32, id: u32) {
-        if (self.len + 1) * 5 > self.slots.len() * 4 {
+        if (self.len + 1) * 3 > self.slots.len() * 2 {
             self.grow();
         }
         self.place(u64::from(hash) << 32 | u64::from(id + 1));
@@ -69,8 +70,8 @@ impl Table {
 
     /// Makes room for `more` records at once.
     pub fn reserve(&mut self, more: usize) {
-        if (self.len + more) * 5 > self.slots.len() * 4 {
-            self.grow_to((self.slots.len() * 3 / 2).max((self.len + more) * 5 / 4 + 1));
+        if (self.len + more) * 3 > self.slots.len() * 2 {
+            self.grow_to((self.slots.len() * 3 / 2).max((self.len + more) * 3 / 2 + 1));
         }
     }
 

@@ -36,10 +36,10 @@ impl<'a> Source<'a> {
     }
 }
 
-/// One store event of one worker.
+/// One store event, of one worker or of several that say the same.
 #[derive(Clone, Copy)]
 pub(super) struct Report<'a> {
-    pub worker: u32,
+    pub workers: &'a [u32],
     pub view: EventView<'a>,
     /// Its position in the list.
     pub row: usize,
@@ -122,7 +122,7 @@ impl Aggregator {
     /// One vote for all blocks, where the event says what a waiting run says. Returns whether it did.
     #[inline]
     fn vote_as_run(&mut self, report: Report<'_>, s: u32, id: u32, bytes: &[u8]) -> bool {
-        let Report { worker, view, .. } = report;
+        let Report { workers, view, .. } = report;
         let record = self.spaces[s as usize].records[id as usize];
         if record.run == NONE || record.pos() != 0 {
             return false;
@@ -142,24 +142,26 @@ impl Aggregator {
         let same_parent = old.parent() == view.parent();
         let same_tokens = view.is_irregular() || old.tokens() == view.tokens();
         if !(same_parent && same_tokens) {
-            self.note_disagreement(worker, s, id, same_tokens);
+            self.note_disagreement(workers, s, id, same_tokens);
         }
-        self.vote_run(worker, record.run);
+        self.vote_run(workers, record.run);
         true
     }
 
     #[inline]
-    fn vote_run(&mut self, worker: u32, run: u32) {
-        let votes = self.runs.votes(run);
+    fn vote_run(&mut self, workers: &[u32], run: u32) {
         let len = self.runs.get(run).len as usize;
-        if rule::is_set(votes, worker) {
-            self.counters.duplicates += len as u64;
-            return;
-        }
         let was = self.run_holds(run);
-        rule::set(self.runs.votes_mut(run), worker);
-        self.held[worker as usize] += len as u64;
-        self.counters.votes += len as u64;
+        let votes = self.runs.votes_mut(run);
+        for &worker in workers {
+            if rule::is_set(votes, worker) {
+                self.counters.duplicates += len as u64;
+                continue;
+            }
+            rule::set(votes, worker);
+            self.held[worker as usize] += len as u64;
+            self.counters.votes += len as u64;
+        }
         if !was && self.run_holds(run) {
             self.waiting -= len;
             self.make_ready(run);
@@ -192,7 +194,7 @@ impl Aggregator {
         hash: Option<u32>,
         src: &mut Source<'_>,
     ) {
-        let Report { worker, view, .. } = report;
+        let Report { workers, view, .. } = report;
         let width = self.spaces[s as usize].width;
         let mut ids = std::mem::take(&mut self.scratch.ids);
         let mut segment: Option<Segment> = None;
@@ -217,8 +219,8 @@ impl Aggregator {
                         self.finish(report, s, &seg, &mut ids, src);
                     }
                     self.explode(record.run);
-                    self.compare(worker, s, id, view, first + k);
-                    self.vote(worker, s, id);
+                    self.compare(workers, s, id, view, first + k);
+                    self.vote(workers, s, id);
                     continue;
                 }
                 // Known, but its fields are not: they come from here.
@@ -278,10 +280,10 @@ impl Aggregator {
         debug_assert_eq!(run, seg.run);
         if seg.fresh {
             self.waiting += ids.len();
-            self.vote_run(report.worker, run);
+            self.vote_run(report.workers, run);
         } else {
             for &id in ids.iter() {
-                self.vote(report.worker, s, id);
+                self.vote(report.workers, s, id);
             }
         }
         ids.clear();
@@ -310,20 +312,21 @@ impl Aggregator {
         self.runs.link(run);
     }
 
-    /// A vote for one block; its run is not whole.
-    fn vote(&mut self, worker: u32, s: u32, id: u32) {
+    /// Votes for one block; its run is not whole.
+    fn vote(&mut self, workers: &[u32], s: u32, id: u32) {
         let space = &mut self.spaces[s as usize];
-        if rule::is_set(space.votes(id), worker) {
-            self.counters.duplicates += 1;
-            return;
-        }
         let (was, held) = (space.holds(id), space.votes(id).iter().any(|&v| v != 0));
-        rule::set(space.votes_mut(id), worker);
-        let holds = space.holds(id);
-        self.held[worker as usize] += 1;
-        self.counters.votes += 1;
+        for &worker in workers {
+            if rule::is_set(space.votes(id), worker) {
+                self.counters.duplicates += 1;
+                continue;
+            }
+            rule::set(space.votes_mut(id), worker);
+            self.held[worker as usize] += 1;
+            self.counters.votes += 1;
+        }
         self.waiting += usize::from(!held);
-        if holds && !was {
+        if !was && space.holds(id) {
             self.waiting -= 1;
             self.mark_dirty(s, id);
         }
@@ -359,18 +362,18 @@ impl Aggregator {
         }
     }
 
-    pub(super) fn remove(&mut self, worker: u32, view: EventView<'_>, src: &mut Source<'_>) {
+    pub(super) fn remove(&mut self, workers: &[u32], view: EventView<'_>, src: &mut Source<'_>) {
         let (form, width, bytes) = view.raw_hashes();
         if form == HashForm::Mixed {
             for h in view.hashes() {
                 match (h.bits(), h) {
                     (Some(bits), _) => {
                         let s = self.space_of(view, true, 8, src);
-                        self.remove_block(worker, s, &bits.to_le_bytes());
+                        self.remove_block(workers, s, &bits.to_le_bytes());
                     }
                     (None, HashRef::Bytes(b)) if !b.is_empty() => {
                         let s = self.space_of(view, false, b.len(), src);
-                        self.remove_block(worker, s, b);
+                        self.remove_block(workers, s, b);
                     }
                     _ => {}
                 }
@@ -378,23 +381,26 @@ impl Aggregator {
         } else if width > 0 && !bytes.is_empty() {
             let s = self.space_of(view, form != HashForm::Bytes, width, src);
             for key in bytes.chunks_exact(width) {
-                self.remove_block(worker, s, key);
+                self.remove_block(workers, s, key);
             }
         }
     }
 
-    fn remove_block(&mut self, worker: u32, s: u32, key: &[u8]) {
+    fn remove_block(&mut self, workers: &[u32], s: u32, key: &[u8]) {
         let space = &self.spaces[s as usize];
         let Some(id) = space.find(hash_key(&self.state, key), key) else {
-            self.counters.unknown_removals += 1;
+            self.counters.unknown_removals += workers.len() as u64;
             return;
         };
-        let run = space.records[id as usize].run;
-        self.explode(run);
-        if rule::is_set(self.spaces[s as usize].votes(id), worker) {
-            self.unvote(worker, s, id);
-        } else {
-            self.counters.unknown_removals += 1;
+        self.explode(space.records[id as usize].run);
+        for &worker in workers {
+            let space = &self.spaces[s as usize];
+            // The last vote may have taken the record with it.
+            if !space.records[id as usize].is(FREE) && rule::is_set(space.votes(id), worker) {
+                self.unvote(worker, s, id);
+            } else {
+                self.counters.unknown_removals += 1;
+            }
         }
     }
 
@@ -476,7 +482,7 @@ impl Aggregator {
     }
 
     /// Counts a block whose tokens or parent are not those that were given first.
-    fn compare(&mut self, worker: u32, s: u32, id: u32, view: EventView<'_>, at: usize) {
+    fn compare(&mut self, workers: &[u32], s: u32, id: u32, view: EventView<'_>, at: usize) {
         let record = self.spaces[s as usize].records[id as usize];
         if record.run == NONE {
             return;
@@ -489,19 +495,21 @@ impl Aggregator {
             _ => true,
         };
         if !(same_parent && same_tokens) {
-            self.note_disagreement(worker, s, id, same_tokens);
+            self.note_disagreement(workers, s, id, same_tokens);
         }
     }
 
     #[cold]
-    fn note_disagreement(&mut self, worker: u32, s: u32, id: u32, same_tokens: bool) {
-        let field = if same_tokens { "parent_block_hash" } else { "token_ids" };
-        if same_tokens {
-            self.counters.disagreeing_parents += 1;
+    fn note_disagreement(&mut self, workers: &[u32], s: u32, id: u32, same_tokens: bool) {
+        let c = &mut self.counters;
+        let first = c.disagreeing_parents + c.disagreeing_tokens == 0;
+        let (count, field) = if same_tokens {
+            (&mut c.disagreeing_parents, "parent_block_hash")
         } else {
-            self.counters.disagreeing_tokens += 1;
-        }
-        if self.counters.disagreeing_parents + self.counters.disagreeing_tokens == 1 {
+            (&mut c.disagreeing_tokens, "token_ids")
+        };
+        *count += workers.len() as u64;
+        if first && let Some(&worker) = workers.first() {
             let hash = self.spaces[s as usize].hash_ref(id).to_owned();
             self.counters.notices.push(Notice::Disagreement { worker, field, hash });
         }

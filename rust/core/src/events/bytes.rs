@@ -207,7 +207,8 @@ impl EventList {
         }
         let mut sum = [0; 8];
         sum.copy_from_slice(&bytes[8..16]);
-        if u64::from_le_bytes(sum) != checksum(bytes) {
+        let sum = u64::from_le_bytes(sum);
+        if sum != checksum(bytes) {
             return corrupt("checksum does not match");
         }
         let mut r = Reader { bytes: &bytes[HEADER..] };
@@ -249,7 +250,7 @@ impl EventList {
             return corrupt(format!("{} bytes too many", r.bytes.len()));
         }
         check(&mut data)?;
-        Ok(data.into())
+        Ok(Self::of_bytes(data, sum))
     }
 }
 

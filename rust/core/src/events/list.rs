@@ -14,12 +14,14 @@ pub struct EventList {
     data: Arc<EventData>,
     start: usize,
     end: usize,
+    /// Checksum of the bytes that the list was read from, all of which it is made of.
+    sum: Option<u64>,
 }
 
 impl From<EventData> for EventList {
     fn from(data: EventData) -> Self {
         let end = data.len();
-        Self { data: Arc::new(data), start: 0, end }
+        Self { data: Arc::new(data), start: 0, end, sum: None }
     }
 }
 
@@ -34,7 +36,7 @@ impl EventList {
             self.data = Arc::default();
         }
         let result = fill(Arc::make_mut(&mut self.data));
-        (self.start, self.end) = (0, self.data.len());
+        (self.start, self.end, self.sum) = (0, self.data.len(), None);
         result
     }
 
@@ -76,7 +78,8 @@ impl EventList {
     pub fn slice(&self, range: Range<usize>) -> Self {
         let end = self.start + range.end.min(self.len());
         let start = (self.start + range.start).min(end);
-        Self { data: Arc::clone(&self.data), start, end }
+        let sum = self.sum.filter(|_| end - start == self.len());
+        Self { data: Arc::clone(&self.data), start, end, sum }
     }
 
     /// The events of `self`, then those of `other`.
@@ -240,6 +243,15 @@ impl EventList {
         };
         let (from, to) = (end(self.start), end(self.end));
         (to.0 - from.0, to.1 - from.1)
+    }
+
+    /// The list that was read from bytes with this checksum.
+    pub(super) fn of_bytes(data: EventData, sum: u64) -> Self {
+        Self { sum: Some(sum), ..data.into() }
+    }
+
+    pub(super) fn sum(&self) -> Option<u64> {
+        self.sum
     }
 
     pub(super) fn parts(&self) -> (&EventData, Range<usize>) {

@@ -6,6 +6,7 @@
 //! (odd token ids, multimodal keys, metadata, unknown fields) is kept as the msgpack bytes in which
 //! it came.
 
+mod alike;
 mod attrs;
 mod bytes;
 mod data;
