@@ -10,7 +10,7 @@ from benches.engine.pairs import Pair, Row, row, rows
 from benches.engine.publishers import Wired
 from benches.engine.workload import batches
 
-PACED, STREAM = 400, 40
+PACED, STREAM = 400, 100
 
 
 def _paced(ours, work):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import time
 
 import msgspec
@@ -69,6 +70,55 @@ def test_the_stock_configuration_gets_it_and_the_bytes_are_vllms(engine):
         assert batch.data_parallel_rank == 0
         assert payload == msgspec.msgpack.encode(batch)
         assert int.from_bytes(number, "big") < pub.stats().next_sequence
+
+
+SHAPES = [
+    {"block_hashes": [0, 2**64 - 1, 2**30, 2**32]},
+    {"block_hashes": [-1, 5]},
+    {"block_hashes": [b"x" * 32, b"y" * 32], "parent_block_hash": b"p" * 32},
+    {"block_hashes": [b"x", 3], "parent_block_hash": -4},
+    {"block_hashes": [], "token_ids": []},
+    {"block_size": 0, "token_ids": []},
+    {"token_ids": [0, 127, 128, 255, 256, 65535, 65536, 2**31, 2**32 - 1]},
+    {"token_ids": [1, 2**40], "lora_id": 0, "lora_name": ""},
+    {"extra_keys": [None]},
+    {"extra_keys": []},
+    {"extra_keys": [("salt", ("mm", 3), 1.5, None, b"z")]},
+    {"group_idx": 0, "medium": None, "locality": "REMOTE"},
+    {"lora_name": "é" * 40, "lora_id": 2**40, "group_idx": -1},
+]
+
+
+@pytest.mark.parametrize("fields", SHAPES, ids=str)
+def test_the_bytes_are_vllms_for_every_shape(engine, fields):
+    engine.register()
+    sender = object.__new__(sys.modules["kvevents.integrations.vllm.publisher"].EngineSender)
+    sender._native, sender._known = True, sys.modules["kvevents.integrations.vllm.publisher"]._known_classes()
+    event = stored(engine, 7)
+    for name, value in fields.items():
+        setattr(event, name, value)
+    gone = engine.events.BlockRemoved([7, 8], "CPU", 3)
+    events = [event, gone, engine.events.AllBlocksCleared(), stored(engine, 8), event]
+    batch = engine.events.KVEventBatch(ts=1.25, events=events, data_parallel_rank=3)
+    columns = sender._columns(batch)
+    assert columns is not None
+    mine = kvevents.KVEventBatch(batch.ts, columns, 3)
+    assert kvevents.encode(mine, dialect="vllm-map-0.32") == msgspec.msgpack.encode(batch)
+
+
+def test_a_class_with_a_field_that_is_not_known_is_left_to_vllms_encoder(engine, monkeypatch):
+    engine.register()
+    module = sys.modules["kvevents.integrations.vllm.publisher"]
+
+    class BlockRemoved(engine.events.BlockRemoved, tag="BlockRemoved"):
+        newer: int = 0
+
+    monkeypatch.setattr(engine.events, "BlockRemoved", BlockRemoved)
+    with publisher(engine) as pub, reader(pub.get_publisher_config().endpoint) as socket:
+        assert BlockRemoved not in module._known_classes()
+        (_, _, payload), batch = send_until_heard(engine, pub, socket, [BlockRemoved([7], "GPU", newer=4)])
+        assert payload == msgspec.msgpack.encode(batch)
+        assert b"newer" in payload
 
 
 def test_events_switched_off_start_nothing(engine):
