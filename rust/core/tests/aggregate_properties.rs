@@ -413,7 +413,9 @@ fn workers_that_say_the_same_count_as_each_alone() {
                 })
                 .collect();
             together.add_all(&reports).unwrap();
-            reports.iter().for_each(|(w, events)| alone.add(*w, events).unwrap());
+            for (w, events) in &reports {
+                alone.add(*w, events).unwrap();
+            }
             let (out, expected) = (together.drain().unwrap(), alone.drain().unwrap());
             announced += out.len();
             reader.apply(&out, false);

@@ -196,7 +196,9 @@ impl Aggregator {
         for (worker, _) in reports {
             if rule::is_set(&named, *worker) {
                 // Its reports count in their order.
-                reports.iter().for_each(|(w, events)| self.apply(events, Whose::Workers(&[*w])));
+                for (worker, events) in reports {
+                    self.apply(events, Whose::Workers(&[*worker]));
+                }
                 return Ok(());
             }
             rule::set(&mut named, *worker);
@@ -241,7 +243,11 @@ impl Aggregator {
             match view.kind() {
                 EventKind::Stored => self.store(vote::Report { workers, view, row: i }, source),
                 EventKind::Removed => self.remove(workers, view, source),
-                EventKind::Cleared => workers.iter().for_each(|&w| self.drop_votes(w)),
+                EventKind::Cleared => {
+                    for &worker in workers {
+                        self.drop_votes(worker);
+                    }
+                }
             }
         }
     }

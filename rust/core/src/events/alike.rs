@@ -1,6 +1,7 @@
 //! Equality of whole lists: of their bytes, and of what they say block by block.
 
-use std::collections::HashMap;
+use foldhash::fast::RandomState;
+use hashbrown::HashMap;
 
 use super::list::EventList;
 use super::view::{EventKind, EventView, HashForm, Tokens};
@@ -58,7 +59,7 @@ impl EventList {
         // By kind and first hash; of several with the same the first is meant, and an equal one later is not
         // found: nothing is lost by that but an object that could have been used again.
         let key = |v: EventView<'_>| (v.kind() as u8, (v.num_hashes() > 0).then(|| v.hash_at(0).to_owned()));
-        let mut rows = HashMap::new();
+        let mut rows = HashMap::with_hasher(RandomState::default());
         for (i, v) in other.iter().enumerate() {
             rows.entry(key(v)).or_insert(i);
         }
