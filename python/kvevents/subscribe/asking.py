@@ -25,12 +25,13 @@ _DOUBLINGS = 6
 class Pending:
     """One request: due, then under way."""
 
-    __slots__ = ("ask", "deadline", "due", "ends", "last", "outgoing", "probing", "sent")
+    __slots__ = ("ask", "deadline", "due", "ends", "last", "outgoing", "probes", "probing", "sent")
 
     def __init__(self, ask: Request, due: float, *, probing: bool) -> None:
         self.ask = ask
         self.due = due
         self.probing = probing
+        self.probes = 0
         self.sent = False
         self.outgoing: list[tuple[bytes, ...]] = []
         self.deadline = math.inf
@@ -69,9 +70,9 @@ class Asking:
         """Whether there is somebody to ask who is not left alone for a while."""
         return self._there and now >= self.cool_until
 
-    def ask(self, ask: Request, now: float, protocol: str) -> None:
-        """Replace what is due or under way."""
-        probing = protocol == "unknown" if isinstance(ask, Ask) else _is_probe(ask)
+    def ask(self, ask: Request, now: float, *, probe: bool) -> None:
+        """Replace what is due or under way. ``probe``: find out first what kind of server there is."""
+        probing = probe if isinstance(ask, Ask) else _is_probe(ask)
         due = now + self.delay(ask)
         if isinstance(ask, Fetch):
             due = max(due, self._snapshot_from)
@@ -115,7 +116,8 @@ class Asking:
         ask = r.ask
         if r.probing:
             r.deadline = now + t.hello_timeout_s
-            return True, [request(op="hello"), FAR]
+            r.probes = 1
+            return True, _probe()
         if isinstance(ask, Ask):
             return True, [_plain(ask.start)]
         if isinstance(ask, Hello):
@@ -152,21 +154,27 @@ class Asking:
             return "no replay"
         return "unreachable" if now < self.cool_until else "not asked"
 
-    def go_on_plainly(self, now: float | None = None) -> bool:
-        """The server is no extended one, or silent: ask it plainly over the same socket. Whether that helps.
+    def probe_again(self, now: float) -> bool:
+        """The server answered only what any server does: whether to make sure; an answer may be lost."""
+        r = self.request
+        if r is None or r.probes > 1:
+            return False
+        r.probes += 1
+        r.outgoing = _probe()
+        r.deadline = now + self._timing.hello_timeout_s
+        return True
 
-        ``now``: wait for the answer from now on.
-        """
+    def go_on_plainly(self, now: float) -> None:
+        """The server is no extended one: ask it plainly over the same socket."""
         r = self.request
         if r is None or not isinstance(r.ask, Ask):
-            return False
+            return
         r.probing = False
         if self._keep:
             r.sent = False
-            return True
+            return
         r.outgoing = [_plain(r.ask.start)]
-        r.deadline = (r.deadline if now is None else now) + self._timing.replay_timeout_s
-        return True
+        r.deadline = now + self._timing.replay_timeout_s
 
     def piece(self, a: Answer, payload: bytes, now: float) -> Whole | None:
         """One piece of the snapshot that is under way; the snapshot, when it is whole.
@@ -213,6 +221,10 @@ class Asking:
         """Ask for no snapshot for a while, which grows while they are needed often or cannot be had."""
         self._rest = min(self._rest * 2, self._timing.cooldown_s * 60)
         self._snapshot_from = self.rest_until = now + self._rest
+
+
+def _probe() -> list[tuple[bytes, ...]]:
+    return [request(op="hello"), FAR]
 
 
 def _plain(start: int) -> tuple[bytes, ...]:

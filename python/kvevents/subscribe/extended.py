@@ -36,6 +36,7 @@ class Answer(msgspec.Struct):
     rank: int | None = None
     exact_for: str | None = None
     store_only: list[str] = []
+    topic: str | None = None
     seq: int | None = None
     digest: bytes | None = None
     count: int | None = None
@@ -78,7 +79,8 @@ def read_answer(frames: list[bytes]) -> Answer:
     for name in _NUMBERS:
         value = getattr(answer, name)
         # One past the last number is where a publisher would go on.
-        if value is not None and not 0 <= value <= _MOST + 1:
+        most = _MOST + (name in {"resume_seq", "next_sequence"})
+        if value is not None and not 0 <= value <= most:
             raise AnswerError(f"{name}: {value}")
     if len(answer.holes) > _HOLES or any(not 0 <= a <= b <= _MOST for a, b in answer.holes):
         raise AnswerError("holes")

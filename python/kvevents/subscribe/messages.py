@@ -43,6 +43,17 @@ class Reading:
         if not self._source.topic:
             self._topic = None
 
+    def served(self, topic: str) -> bool:
+        """The replay address is that of a publisher with this topic: whether it is this source's."""
+        if self._topic is None:
+            self._topic = self.topic = topic.encode()
+        if topic.encode() == self._topic:
+            self.topic = self._topic
+            return True
+        self._stats.other_topics += 1
+        self._log.warning(self._name, "topic", "replay of topic %r, not %r", topic, self._topic)
+        return False
+
     def live(self, frames: list[bytes]) -> Message | None:
         """One message of the live socket; ``None``: it is none of this source's."""
         if len(frames) != 3 or len(frames[1]) != 8 or frames[1] == END_MARKER:

@@ -228,7 +228,8 @@ class Sequence(Position):
             self._wipe("unsure", out)
             self._new_life()
             self._note(head)
-        self._holes = head.holes
+        end = head.next_sequence or 0
+        self._holes = tuple((first, min(last, end - 1)) for first, last in head.holes if first < end)
         self._tries = 0
         self._disown(job, head, out)
         self._done(job)
@@ -248,7 +249,6 @@ class Sequence(Position):
         job.answered = m.seq
         job.count += 1
         self._anchored = True
-        self._flips = 0
         if not request.anchor and not self._pass_to(m.seq, out):
             return out
         if m.seq < self.next or request.anchor:
@@ -273,7 +273,7 @@ class Sequence(Position):
             return out
         request = job.request
         assert isinstance(request, Range)  # noqa: S101 - what was asked
-        if count != job.count:
+        if count != job.count or (request.anchor and not count):
             return self.failed("malformed")
         self._disown(job, head, out)
         self._done(job)
@@ -312,6 +312,7 @@ class Sequence(Position):
         self.heard = self._applied = self.resting = True
         # What is stamped like an earlier batch than the newest is known then: the snapshot has it.
         self._anchored = False
+        self._holes = ()
         # Whatever was delivered before does not count any more.
         self._seen = {}
         self._tries = 0
@@ -392,6 +393,8 @@ class Sequence(Position):
                 self._done(job)
                 self._plan(out)
                 return None
+        else:
+            self._flips = 0
         self._note(head)
         return job
 

@@ -39,6 +39,7 @@ from kvevents.subscribe.timing import Timing
 if TYPE_CHECKING:
     import random
 
+    from kvevents.events import KVEventBatch
     from kvevents.subscribe.actions import Action, Message, Policy
     from kvevents.subscribe.extended import Answer
     from kvevents.subscribe.items import Resume
@@ -47,6 +48,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Session", "SourceStats", "Timing"]
 
+_PROBE_S, _PROBE_MOST_S = 2.0, 3600.0
+"""When a server that is taken for a plain one is asked again: at first, and at most (four times as long each
+time)."""
 _LONG_S = 5.0
 """Live batches are not held for longer than so until a snapshot may be asked for again."""
 
@@ -91,6 +95,9 @@ class Session:
         self._look_at = math.inf
         self._silence = timing.silence_s
         self._check_at = math.inf
+        # A server that seemed to be plain is asked again: an answer may have been lost.
+        self._probe_at, self._probe_wait = math.inf, _PROBE_S
+        self._said_plain = False
 
     # ------------------------------------------------------------ what the driver asks
 
@@ -154,6 +161,7 @@ class Session:
             self._asking.cool_until = -math.inf
         elif self.source.replay_endpoint is not None:
             self.stats.protocol = "unknown"
+            self._probe_at, self._probe_wait = now + _PROBE_S, _PROBE_S
         return self._do(self.sequence.connected(), now)
 
     def disconnected(self) -> None:
@@ -183,7 +191,7 @@ class Session:
             self._reading.malformed("replay", frames)
             return []
         if request.probing:
-            return self._plain_server(now)
+            return [] if self._asking.probe_again(now) else self._plain_server(now)
         if not isinstance(request.ask, Ask) or not isinstance(self.sequence, PlainSequence):
             return []
         if frames[-2] == END_MARKER:
@@ -227,6 +235,8 @@ class Session:
             self._look_at = now + (self._timing.look_s if extended else self._timing.silence_s)
             if asking.may_ask(now):
                 items += self._do(sequence.look(), now)
+            if now >= self._probe_at:
+                self._probe_at = now + self._probe_wait
         return items
 
     # ------------------------------------------------------------ answers
@@ -237,6 +247,8 @@ class Session:
         if a.op == "error":
             return self._refused(a, now)
         if a.op == "hello":
+            if a.topic is not None and not self._reading.served(a.topic):
+                return self._failed("other topic", now)
             self.stats.rank, self.stats.exact_for = a.rank, a.exact_for
             self._look_at = now + self._timing.look_s
             items = self._store_only(a)
@@ -292,15 +304,18 @@ class Session:
     def _plain_server(self, now: float) -> list[Item]:
         """The server knows plain replay only."""
         self.stats.protocol = "plain"
-        self._log.warning(
-            self.name,
-            "plain",
-            "%s knows no extended replay: what its log has lost is a gap, and some restarts cannot be told",
-            self.source.replay_endpoint,
-        )
+        self._probe_at, self._probe_wait = now + self._probe_wait, min(self._probe_wait * 4, _PROBE_MOST_S)
+        if not self._said_plain:
+            self._said_plain = True
+            self._log.warning(
+                self.name,
+                "plain",
+                "%s knows no extended replay: what its log has lost is a gap, some restarts cannot be told",
+                self.source.replay_endpoint,
+            )
         sequence = self.sequence
         if isinstance(sequence, PlainSequence):
-            self._asking.go_on_plainly()
+            self._asking.go_on_plainly(now)
             return []
         # Another kind of server is another process.
         self.stats.epoch = None
@@ -313,6 +328,7 @@ class Session:
         plain = self.sequence
         assert isinstance(plain, PlainSequence)  # noqa: S101 - the caller's condition
         self.stats.protocol = "extended"
+        self._said_plain = False
         sequence = Sequence(self.source.first_seq, self._limits, self._policy)
         actions: list[Action] = []
         items: list[Item] = []
@@ -356,7 +372,9 @@ class Session:
 
     def _looks_at(self) -> float:
         q = self.sequence
-        return self._look_at if isinstance(q, Sequence) or q.doubtful else math.inf
+        if isinstance(q, Sequence):
+            return self._look_at
+        return min(self._probe_at, self._look_at if q.doubtful else math.inf)
 
     def _failed(self, reason: str, now: float, *, retry: bool = True) -> list[Item]:
         request, sequence = self._asking.request, self.sequence
@@ -366,8 +384,6 @@ class Session:
             self._log.warning(
                 self.name, "replay", "%s: %s (%s)", self.source.replay_endpoint, reason, request.ask
             )
-            if request.probing and reason == "unreachable" and self._asking.go_on_plainly(now):
-                return []
         self._asking.request = None
         if isinstance(sequence, Sequence):
             items = self._do(sequence.failed(reason, retry=retry), now)
@@ -376,13 +392,13 @@ class Session:
         if self._asking.request is None and request.sent:
             # Given up. The next gap need not wait for the same silence.
             self._silent_at = self._asking.cool(now)
-        if isinstance(request.ask, Fetch) and isinstance(sequence, Sequence) and sequence.cooling:
-            self._asking.rest(now)
         return items
 
     def _do(self, actions: list[Action], now: float) -> list[Item]:
         items: list[Item] = []
         stats = self.stats
+        # Whether what was missing does not matter any more.
+        clear = False
         for a in actions:
             if isinstance(a, Apply):
                 stats.batches += 1
@@ -391,13 +407,14 @@ class Session:
                 epoch = self.sequence.epoch if isinstance(self.sequence, Sequence) else None
                 items.append(Batch(self.name, a.message.seq, batch, a.replayed, payload, epoch))
                 if isinstance(self.sequence, Sequence) and self.sequence.incomplete:
-                    self._look_for_a_clear(batch)
+                    clear = not a.message.partial and (clear or _has_clear(batch))
             elif isinstance(a, Skip):
                 if a.why == "duplicate":
                     stats.duplicates += 1
                 elif a.why == "late":
                     stats.late += 1
             elif isinstance(a, Lose):
+                clear = False
                 items += self._lost(a)
             elif isinstance(a, Wipe):
                 items.append(self._reset(a))
@@ -410,8 +427,13 @@ class Session:
                 if isinstance(self.sequence, Sequence):
                     self.sequence.cooling = rest_s > _LONG_S
             else:
-                self._asking.ask(a, now, stats.protocol)
+                probe = stats.protocol == "unknown" or now >= self._probe_at
+                self._asking.ask(a, now, probe=probe)
         if isinstance(self.sequence, Sequence):
+            if clear:
+                self.sequence.cleared()
+            if self.sequence.resting and self._asking.rest_until == math.inf:
+                self._asking.rest(now)
             self._follow(self.sequence)
         if self._asking.request is not None and not self.sequence.repairing:
             self._asking.succeeded()
@@ -428,12 +450,6 @@ class Session:
                 None if q.epoch is None else q.epoch.hex(),
                 self.source.replay_endpoint,
             )
-
-    def _look_for_a_clear(self, batch: object) -> None:
-        events = getattr(batch, "events", None)
-        if isinstance(events, EventList) and not events.skipped and len(events.split_at_clears()) > 1:
-            assert isinstance(self.sequence, Sequence)  # noqa: S101 - the caller's condition
-            self.sequence.cleared()
 
     def _lost(self, a: Lose) -> list[Item]:
         items: list[Item]
@@ -456,3 +472,8 @@ class Session:
         self._gap_in_life = False
         self._log.warning(self.name, "reset", "everything known is void: %s", a.reason)
         return Reset(self.name, a.reason)
+
+
+def _has_clear(batch: KVEventBatch | None) -> bool:
+    events = None if batch is None else batch.events
+    return isinstance(events, EventList) and len(events.split_at_clears()) > 1

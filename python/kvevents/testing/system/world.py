@@ -208,7 +208,8 @@ class World:
         flaw = reader.resident.why_invalid(name)
         if flaw is not None:
             at = session.sequence.next
-            return None if at >= following else f"flagged, at {at} of {following}"
+            known = engine.publisher is not None and engine.publisher.mirror.known
+            return None if at >= following and not known else f"flagged, at {at} of {following}: {flaw}"
         if reader.resident.digest(name) != true:
             return f"differs, at {session.sequence.next} of {following}"
         return None
