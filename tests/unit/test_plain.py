@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvevents.subscribe.plain import Action, Apply, Ask, Limits, Lose, Message, PlainSequence, Skip, Wipe
+from kvevents.subscribe.actions import Action, Apply, Ask, Limits, Lose, Message, Skip, Wipe
+from kvevents.subscribe.plain import PlainSequence
 
 
 def msg(
@@ -271,16 +272,6 @@ def test_a_number_from_nowhere_heals() -> None:
     s.replay_failed("no replay", retry=False)
     assert s.next == 2**60 + 1
     assert s.live(msg(2, ts=6.0)) == [Wipe("restart"), Ask(0, 1, "gap")]
-
-
-def test_a_snapshot_moves_the_cursor_forward_only() -> None:
-    s = fed(3)
-    s.live(msg(10))
-    assert not s.snapshot(2)
-    assert s.next == 3
-    assert s.snapshot(9)
-    assert s.next == 9
-    assert numbers(s.live(msg(9))) == [9, 10]
 
 
 @pytest.mark.parametrize("n", [1, 3000])

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import pytest
 
-from kvevents.subscribe.plain import Action, Apply, Ask, Limits, Lose, Message, PlainSequence, Wipe
+from kvevents.subscribe.actions import Action, Apply, Ask, Limits, Lose, Message, Wipe
+from kvevents.subscribe.plain import PlainSequence
 
 Sent = tuple[int, int]  # life, number
 

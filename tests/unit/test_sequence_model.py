@@ -32,8 +32,9 @@ from kvevents.subscribe.actions import (
     Restore,
     Wipe,
 )
+from kvevents.subscribe.course import Job
 from kvevents.subscribe.held import Held
-from kvevents.subscribe.sequence import Sequence, _Job
+from kvevents.subscribe.sequence import Sequence
 
 Sent = tuple[int, int]  # life, number
 
@@ -187,7 +188,7 @@ def clone(s: Sequence) -> Sequence:
 STATE = operator.attrgetter(
     *(sorted(vars(Sequence()).keys() - {"held", "job", "_seen", "limits", "policy", "first_seq", "_before"}))
 )
-JOB = operator.attrgetter(*_Job.__slots__)
+JOB = operator.attrgetter(*Job.__slots__)
 
 
 def fingerprint(s: Sequence) -> tuple[object, ...]:
