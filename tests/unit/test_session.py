@@ -384,3 +384,19 @@ def test_snapshots_that_are_needed_often_come_ever_more_rarely() -> None:
         skip()
         run.live()
     assert 3 <= len(run.of(Snapshot)) < 25
+
+
+def test_what_is_heard_before_the_server_is_known_waits_and_costs_no_reset() -> None:
+    server = Server(100)
+    run = Run(server, timing=Timing(hello_timeout_s=5, jitter_s=0))
+    asked = run.session.take(run.now)
+    for _ in range(3):
+        run.live()
+    assert not run.items
+    assert run.session.statistics(run.now).held == 3
+    for frames in server.answer(asked[0]):
+        run.take(run.session.answer(list(frames), run.now))
+    run.until(1)
+    assert run.exact
+    assert not run.of(Reset)
+    assert not run.of(Gap)

@@ -29,6 +29,7 @@ from kvevents.subscribe.actions import (
 )
 from kvevents.subscribe.asking import Asking
 from kvevents.subscribe.extended import AnswerError, is_extended, read_answer
+from kvevents.subscribe.held import Held
 from kvevents.subscribe.items import Batch, Gap, Item, Reset, Resumed, Snapshot, StoreOnly
 from kvevents.subscribe.messages import END_MARKER, Reading
 from kvevents.subscribe.plain import PlainSequence
@@ -85,6 +86,7 @@ class Session:
         self._timing = timing
         self._log = log
         self._reading = Reading(source, self.stats, log, decode_batches=decode_batches, keep=keep_payload)
+        self._early = Held(limits)
         self._asking = Asking(source, timing, limits, rng, policy)
         if source.replay_endpoint is None:
             self.stats.protocol = "none"
@@ -137,7 +139,7 @@ class Session:
     def statistics(self, now: float) -> SourceStats:
         """A copy of the statistics."""
         s, q = self.stats, self.sequence
-        held = len(q.held)
+        held = len(q.held) + len(self._early)
         s.last_seq = q.last_seq
         s.held = held
         s.state = "repairing" if held else "live" if q.heard else "waiting"
@@ -174,7 +176,12 @@ class Session:
         self._silence = self._timing.silence_s
         self._silent_at = now + self._silence
         m = self._reading.live(frames)
-        return [] if m is None else self._do(self.sequence.live(m), now)
+        if m is None:
+            return []
+        if self._waits():
+            self._early.add(m)
+            return []
+        return self._do(self.sequence.live(m), now)
 
     def answer(self, frames: list[bytes], now: float) -> list[Item]:
         """One message of the replay socket."""
@@ -316,7 +323,7 @@ class Session:
         sequence = self.sequence
         if isinstance(sequence, PlainSequence):
             self._asking.go_on_plainly(now)
-            return []
+            return self._do([], now)
         # Another kind of server is another process.
         self.stats.epoch = None
         self.sequence = PlainSequence(self.source.first_seq, self._limits)
@@ -340,8 +347,9 @@ class Session:
             # Of which life that was, what was delivered so far, nobody knows.
             actions.append(Wipe("unsure" if resume is None or resume.epoch is None else "restart"))
         sequence.connected()
-        for m in plain.held:
+        for m in [*plain.held, *self._early]:
             sequence.live(m)
+        self._early = Held(self._limits)
         self.sequence = sequence
         return items + self._do(actions + sequence.hello(a.head), now)
 
@@ -369,6 +377,11 @@ class Session:
         return [StoreOnly(self.name, media, a.rank or 0)]
 
     # ------------------------------------------------------------ inside
+
+    def _waits(self) -> bool:
+        """Whether what is heard first waits until it is known who can say of which life it is."""
+        request, q = self._asking.request, self.sequence
+        return isinstance(q, PlainSequence) and not q.heard and request is not None and request.probing
 
     def _looks_at(self) -> float:
         q = self.sequence
@@ -437,6 +450,10 @@ class Session:
             self._follow(self.sequence)
         if self._asking.request is not None and not self.sequence.repairing:
             self._asking.succeeded()
+        while self._early and not self._waits():
+            m = next(iter(self._early))
+            self._early.pop(m.seq)
+            items += self._do(self.sequence.live(m), now)
         return items
 
     def _follow(self, q: Sequence) -> None:
