@@ -7,9 +7,13 @@ from typing import Literal
 
 import msgspec
 
+from kvevents.subscribe.actions import Policy  # noqa: TC001 - msgspec reads it at run time
+
 __all__ = ["EngineSpec", "ReaderSpec", "SystemConfig"]
 
 EngineKind = Literal["plain", "groups", "tiers", "every_copy"]
+Server = Literal["extended", "plain", "none"]
+POLICIES: tuple[Policy, ...] = ("replay", "snapshot", "wipe", "keep_and_flag")
 
 
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +38,8 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     mirror_tokens: bool = True
     piece_bytes: int = 2_000
     """Bytes of a snapshot's piece."""
+    server: Server = "extended"
+    """What answers at the replay address: all of ours, replay as vLLM has it, or nothing."""
 
 
 class ReaderSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +50,7 @@ class ReaderSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Messages that wait for a reader that is slow; what is beyond is lost."""
     pipe: int = 8
     """Answers of a replay server that are on their way to a reader."""
+    policy: Policy = "snapshot"
     naive: bool = False
     """Keeps the naive index beside the real one, and compares their answers."""
 
@@ -60,6 +67,8 @@ class SystemConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Four engines, one of each kind, and three readers, with sizes of the seed's choice."""
         rng = random.Random(f"system {seed}")
         kinds: tuple[EngineKind, ...] = ("plain", "groups", "tiers", "every_copy")
+        servers: list[Server] = ["extended", "extended", "extended", rng.choice(("plain", "none"))]
+        rng.shuffle(servers)
         engines = tuple(
             EngineSpec(
                 name=kind,
@@ -73,15 +82,22 @@ class SystemConfig(msgspec.Struct, frozen=True, kw_only=True):
                 queue=rng.choice((2, 8, 20)),
                 overflow=rng.choice(("drop_oldest", "drop_oldest", "drop_newest")),
                 log_batches=rng.choice((4, 16, 64)),
-                log_bytes=rng.choice((30_000, 1 << 20)),
+                log_bytes=rng.choice((4_000, 1 << 20)) if server == "extended" else 1 << 20,
                 heartbeat_s=rng.choice((None, None, 0.5)),
                 mirror_tokens=rng.choice((True, True, False)),
                 piece_bytes=rng.choice((500, 2_000, 1 << 20)),
+                server=server,
             )
-            for kind in kinds
+            for kind, server in zip(kinds, servers, strict=True)
         )
         readers = tuple(
-            ReaderSpec(name=f"r{i}", inbox=rng.choice((4, 16, 64)), pipe=rng.choice((2, 8, 64)), naive=i == 0)
-            for i in range(3)
+            ReaderSpec(
+                name=f"r{i}",
+                inbox=rng.choice((4, 16, 64)),
+                pipe=rng.choice((2, 8, 64)),
+                policy=policy,
+                naive=i == 0,
+            )
+            for i, policy in enumerate(("snapshot", rng.choice(POLICIES), "snapshot"))
         )
         return cls(seed=seed, engines=engines, readers=readers)

@@ -77,6 +77,9 @@ class Port:
         session, now = self.session, self._schedule.now
         if session.deadline(now) <= now:
             self._reader.take(self, session.tick(now))
+        seq = session.sequence.last_seq
+        if seq is not None and session.check_due(now):
+            session.check(seq, self._reader.resident.digest(session.name), now)
         if self._dealer is not None and session.request is not self._request:
             self._hang_up()
         if session.wants(now):

@@ -8,6 +8,7 @@ from kvevents._core import Mirror, ReplayLog
 from kvevents.config import KVEventsConfig
 from kvevents.publish.desk import ClientGoneError, ReplayDesk
 from kvevents.publish.extended import Extended
+from kvevents.publish.jobs import EXTENDED
 from kvevents.publish.outbox import Outbox
 from kvevents.publish.snapshots import Snapshots
 from kvevents.publish.writer import BatchWriter
@@ -180,6 +181,8 @@ class Publisher:
 
     def request(self, client: bytes, frames: list[bytes]) -> None:
         """What a client asks."""
+        if self.spec.server == "plain" and frames[:2] == [b"", EXTENDED]:
+            return  # as vLLM's does, which says so in its log
         self.desk.request(client, frames, self._schedule.now)
         self._turn_soon(0.0)
         if not self._forgetting:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LIMITS", "TIMING", "Reader"]
 
-TIMING = Timing(replay_timeout_s=1.0)
+TIMING = Timing(replay_timeout_s=1.0, check_s=5.0)
 LIMITS = Limits(remember=256, hold_batches=24, hold_bytes=20_000)
 
 
@@ -62,8 +62,9 @@ class Reader:
         log = RateLimitedLog("kvevents.subscribe", schedule.clock)
         rng = random.Random(f"reader {self.identity}")
         for name, engine in engines.items():
-            source = Source(f"inproc://{name}", f"inproc://{name}.replay", name=name)
-            made = session(source, timing=TIMING, limits=LIMITS, rng=rng, log=log)
+            replay = None if engine.spec.server == "none" else f"inproc://{name}.replay"
+            source = Source(f"inproc://{name}", replay, name=name)
+            made = session(source, timing=TIMING, limits=LIMITS, rng=rng, log=log, policy=spec.policy)
             port = self.ports[name] = Port(self, made, schedule)
             port.link = Link(schedule, engine, port, spec.pipe)
             self.index.add_source(name, engine.spec.rank)
@@ -148,7 +149,11 @@ class Reader:
                 )
                 self._compare(name, engine.spec.rank, seq, true)
             elif isinstance(item, Snapshot):
-                seq, true = item.resume_seq - 1, item.digest
+                seq = item.resume_seq - 1
+                true = None if item.epoch is None else engine.truth.of_epoch(item.epoch, seq)
+                check(
+                    "known", true is not None, "{} has a snapshot of {} that never was", self.spec.name, name
+                )
                 self._compare(name, engine.spec.rank, seq, true)
             elif isinstance(item, Gap):
                 seq = item.last

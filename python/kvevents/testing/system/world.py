@@ -177,7 +177,8 @@ class World:
                 engine.step()  # what tiers were still storing
         self.schedule.run(1.0)
         for engine in self.engines.values():
-            engine.speak(rng)
+            if engine.spec.server != "extended":
+                engine.speak(rng)
         end = self.schedule.now + HEAL_S
         while (behind := self._behind()) and self.schedule.now < end:
             self.schedule.run(LOOK_S)
@@ -206,6 +207,8 @@ class World:
         if name not in reader.resident.sources:
             return None if following == 0 else "nothing was heard"
         flaw = reader.resident.why_invalid(name)
+        if flaw is not None and engine.spec.server == "extended" and reader.spec.policy == "snapshot":
+            return f"flagged: {flaw}"
         if flaw is not None:
             at = session.sequence.next
             known = engine.publisher is not None and engine.publisher.mirror.known
