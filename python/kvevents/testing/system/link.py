@@ -39,6 +39,8 @@ class Dealer:
         self.link = link
         self.identity = identity
         self.open = True
+        self.broken = False
+        """Nothing comes any more, as where a connection broke unnoticed."""
         self.unsent: list[list[bytes]] = []
         """Requests that wait for a connection."""
         self.flying = 0
@@ -51,8 +53,7 @@ class Dealer:
             raise ClientGoneError
         taken = messages[: max(0, link.pipe - self.flying)]
         for frames in taken:
-            if link.dark or link.mute:
-                link.mute = max(0, link.mute - 1)
+            if self.broken or link.loses_answer(self):
                 continue
             self.flying += 1
             link.schedule.after(LATENCY_S, partial(self._arrive, link.generation, list(frames)))
@@ -144,6 +145,14 @@ class Link:
         self.generation += 1
         for dealer in list(self._dealers):
             self.close(dealer)
+
+    def loses_answer(self, dealer: Dealer) -> bool:
+        """Whether this answer is lost: by itself, as vLLM's server does it, or with all that follow."""
+        plain, muted = self._engine.spec.server == "plain", self.mute > 0
+        self.mute -= muted
+        lost = self.dark or (muted and (plain or self.mute == 0))
+        dealer.broken = lost and not plain
+        return lost
 
     # ------------------------------------------------------------ the live stream
 

@@ -37,7 +37,9 @@ KINDS: dict[str, Kind] = {
     "garble": Kind(1, 1, 2, "the payloads of the next {n} messages of a link arrive as garbage"),
     "cut": Kind(1.5, 0, 13, "a connection breaks, for 2^{n} ms; what is on its way is lost"),
     "partition": Kind(1.5, 6, 13, "for 2^{n} ms a link takes everything and delivers nothing"),
-    "mute": Kind(1.5, 1, 6, "the next {n} answers of a replay server to a reader are lost"),
+    "mute": Kind(
+        1.5, 1, 6, "a reader's next replay breaks off after {n} answers (vLLM's server: loses {n} of them)"
+    ),
     "deafen": Kind(0.7, 1, 2, "the next {n} requests of a reader to a replay server are lost"),
     "slow": Kind(1, 6, 13, "a reader takes nothing for 2^{n} ms"),
     "overflow": Kind(0.8, 1, 24, "a sender stands still while its engine does {n} steps"),
