@@ -212,8 +212,10 @@ class Link:
         """A request of the reader; it waits for the connection, like one in a DEALER's pipe."""
         if not self.up:
             dealer.unsent.append(frames)
-        elif self.deaf or self.dark:
-            self.deaf = max(0, self.deaf - 1)
+        elif dealer.broken or self.deaf or self.dark:
+            # What follows in the same conversation does not arrive either.
+            self.deaf -= self.deaf > 0 and not dealer.broken
+            dealer.broken = True
         else:
             self.schedule.after(LATENCY_S, partial(self._asked, self.generation, dealer, frames))
 

@@ -40,7 +40,7 @@ KINDS: dict[str, Kind] = {
     "mute": Kind(
         1.5, 1, 6, "a reader's next replay breaks off after {n} answers (vLLM's server: loses {n} of them)"
     ),
-    "deafen": Kind(0.7, 1, 2, "the next {n} requests of a reader to a replay server are lost"),
+    "deafen": Kind(0.7, 1, 2, "the next {n} replay conversations of a reader are not heard"),
     "slow": Kind(1, 6, 13, "a reader takes nothing for 2^{n} ms"),
     "overflow": Kind(0.8, 1, 24, "a sender stands still while its engine does {n} steps"),
     "poison": Kind(0.7, 1, 1, "the next batch of an engine holds an event that nobody can encode"),
