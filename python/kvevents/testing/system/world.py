@@ -211,8 +211,7 @@ class World:
             return f"flagged: {flaw}"
         if flaw is not None:
             at = session.sequence.next
-            known = engine.publisher is not None and engine.publisher.mirror.known
-            return None if at >= following and not known else f"flagged, at {at} of {following}: {flaw}"
+            return None if at >= following else f"flagged, at {at} of {following}: {flaw}"
         if reader.resident.digest(name) != true:
             return f"differs, at {session.sequence.next} of {following}"
         return None
