@@ -188,3 +188,26 @@ def test_what_waits_is_bounded_and_had_again() -> None:
         s.live(msg(i))
     assert [m.seq for m in s.held] == [5, 6, 7]
     assert s.high == 29
+
+
+def test_a_newest_batch_that_the_log_could_not_keep_is_no_reason_to_ask_without_end() -> None:
+    s = Sequence()
+    s.connected()
+    s.hello(head(9, oldest=4))
+    assert s.restored(head(9, oldest=4), 10, None) == [Restore(10, None), Range(9, 9, 1, anchor=True)]
+    assert s.replay_ended(head(9, oldest=4), 0) == [Range(4, 4, 1, anchor=True)]
+    s.replayed(head(9, oldest=4), msg(4))
+    assert s.replay_ended(head(9, oldest=4), 1) == []
+    assert s.trusted
+    assert numbers(s.live(msg(10))) == [10]
+
+
+def test_a_server_that_gives_nothing_of_what_it_says_it_has_is_not_asked_without_end() -> None:
+    s = Sequence(limits=Limits(attempts=3))
+    s.connected()
+    s.hello(head(9, oldest=9))
+    s.restored(head(9, oldest=9), 10, None)
+    for _ in range(4):
+        if s.request is not None:
+            s.replay_ended(head(9, oldest=9), 0)
+    assert s.request is None

@@ -60,6 +60,8 @@ class Course(Position):
         self._anchored = False
         self._mirror = False
         self._newest = -1
+        # The newest number, where the log has not kept it: a batch that alone is over its bound.
+        self._unkept = -1
         self._oldest: int | None = None
         self._holes: tuple[tuple[int, int], ...] = ()
 
@@ -218,7 +220,8 @@ class Course(Position):
             elif self.next <= top:
                 self._ask(Range(self.next, top, attempt), out)
             elif not self._anchored and self._oldest is not None and self._newest >= 0:
-                self._ask(Range(self._newest, self._newest, attempt, anchor=True), out)
+                at = self._oldest if self._newest == self._unkept else self._newest
+                self._ask(Range(at, at, attempt, anchor=True), out)
             else:
                 if self.owed and self._mirror and not self.resting:
                     self._ask(Fetch(self.next, attempt), out)

@@ -204,7 +204,10 @@ class Sequence(Course):
             return out
         request = job.request
         assert isinstance(request, Range)  # noqa: S101 - what was asked
-        if count != job.count or (request.anchor and not count):
+        if request.anchor and count == job.count == 0 and self._unkept < request.first == self._newest:
+            # It is not lost, it was too large for the log: any other batch of this life does.
+            self._unkept = request.first
+        elif count != job.count or (request.anchor and not count):
             return self.failed("malformed")
         self._disown(job, head, out)
         self._done(job)
