@@ -15,6 +15,7 @@ from kvevents.codec import decode
 from kvevents.connectors import KVEventsMixin
 from kvevents.errors import DecodeError
 from kvevents.subscribe.items import Batch
+from kvevents.subscribe.sequence import Sequence
 from kvevents.subscribe.session import Session
 from kvevents.testing import system
 from kvevents.testing.system import FAULTS, Options, Step, explain, simulate
@@ -40,6 +41,21 @@ class TrustingSession(Session):
 
     def wants(self, now):
         return False
+
+
+class GullibleSession(Session):
+    """A reader that takes a conversation that broke off for one that has said all."""
+
+    def _failed(self, reason, now, *, retry=True):
+        q = self.sequence
+        if reason != "unreachable" or not isinstance(q, Sequence) or not q.held:
+            return super()._failed(reason, now, retry=retry)
+        self._asking.request = q.job = None
+        q._verified = q._anchored = True
+        q.next = q.held.lowest
+        actions = []
+        q._drain(actions)
+        return self._do(actions, now)
 
 
 # ---------------------------------------------------------------- everything holds
@@ -164,6 +180,14 @@ def test_every_fault_turns_a_reader_without_repairs_red(fault):
     assert simulate(options, session=TrustingSession).failure is not None, f"{fault} was not noticed"
     report = simulate(msgspec.structs.replace(options, steps=250))
     assert report.failure is None, "the real one heals it"
+
+
+@pytest.mark.parametrize("fault", ["mute", "deafen"])
+def test_a_repair_that_breaks_off_turns_a_gullible_reader_red(fault):
+    assert simulate(Options(seed=1, steps=750, faults=("drop",)), session=GullibleSession).failure is None
+    options = Options(seed=1, steps=3000, faults=("drop", fault))
+    assert simulate(options, session=GullibleSession).failure is not None, f"{fault} was not noticed"
+    assert simulate(msgspec.structs.replace(options, steps=250)).failure is None, "the real one heals it"
 
 
 def test_a_reader_that_joins_late_and_trusts_is_seen():
