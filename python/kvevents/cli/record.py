@@ -45,10 +45,7 @@ def record(
         raise Failure(f"{file} is there; --append goes on in it", EXIT_USAGE)
     counts = {"batches": 0, "replayed": 0, "gaps": 0, "bytes": 0}
     with (
-        # What was sent is wanted, not what came of it.
-        Subscriber(
-            [Source(endpoint, replay_endpoint, topic=topic, name=endpoint)], policy="replay", decode=False
-        ) as stream,
+        Subscriber([Source(endpoint, replay_endpoint, topic=topic, name=endpoint)], decode=False) as stream,
         RecordingWriter(file, endpoint, append=append) as out,
     ):
         if out.removed:
