@@ -42,7 +42,8 @@ def test_the_source_archive_holds_all_that_a_build_needs(unpacked: Path) -> None
         "python/kvevents/py.typed",
     ):
         assert (unpacked / name).is_file(), name
-    sources = {p.relative_to(ROOT) for p in (ROOT / "rust").glob("*/src/**/*.rs")}
+    crates = ("core", "py")
+    sources = {p.relative_to(ROOT) for c in crates for p in (ROOT / "rust" / c / "src").rglob("*.rs")}
     assert sources
     assert sources <= {p.relative_to(unpacked) for p in unpacked.rglob("*.rs")}
     assert not (unpacked / "tests").exists()
