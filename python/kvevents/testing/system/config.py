@@ -15,6 +15,9 @@ EngineKind = Literal["plain", "groups", "tiers", "every_copy"]
 Server = Literal["extended", "plain", "none"]
 POLICIES: tuple[Policy, ...] = ("replay", "snapshot", "wipe", "keep_and_flag")
 
+_ALL = 100_000
+"""Batches: more than any life has."""
+
 
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One engine, that is one source. Small sizes, so that everything overflows often."""
@@ -40,6 +43,14 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of a snapshot's piece."""
     server: Server = "extended"
     """What answers at the replay address: all of ours, replay as vLLM has it, or nothing."""
+
+    @property
+    def can_restart(self) -> bool:
+        """Whether readers can always tell: without epochs only a log that still has the first batches does.
+
+        What stays invisible to them otherwise is listed in the decision on the sequence machine.
+        """
+        return self.server == "extended" or (self.server == "plain" and self.log_batches >= _ALL)
 
 
 class ReaderSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,8 +92,8 @@ class SystemConfig(msgspec.Struct, frozen=True, kw_only=True):
                 max_queued_events=rng.choice((8, 100_000)),
                 queue=rng.choice((2, 8, 20)),
                 overflow=rng.choice(("drop_oldest", "drop_oldest", "drop_newest")),
-                log_batches=rng.choice((4, 16, 64)),
-                log_bytes=rng.choice((4_000, 1 << 20)) if server == "extended" else 1 << 20,
+                log_batches=rng.choice((4, 16, 64) if server == "extended" else (4, 16, _ALL)),
+                log_bytes=rng.choice((4_000, 1 << 20)) if server == "extended" else 1 << 30,
                 heartbeat_s=rng.choice((None, None, 0.5)),
                 mirror_tokens=rng.choice((True, True, False)),
                 piece_bytes=rng.choice((500, 2_000, 1 << 20)),

@@ -133,7 +133,9 @@ class World:
         self._engine(step).poison()
 
     def _restart(self, step: Step, rng: random.Random) -> None:  # noqa: ARG002
-        self._engine(step).die(0.001 * 2**step.amount)
+        engine = self._engine(step)
+        if engine.spec.can_restart:
+            engine.die(0.001 * 2**step.amount)
 
     def _worker(self, step: Step, rng: random.Random) -> None:
         engines = [e for e in self.engines.values() if e.spec.kind == "tiers"]
