@@ -322,3 +322,14 @@ def test_a_hole_that_only_the_log_shows_is_a_gap_though_nothing_live_follows() -
     assert numbers(taken) == [0, 1, 4, 5]
     assert [a for a in taken if isinstance(a, Lose)] == [Lose(2, 3, "missing")]
     assert (s.next, s.held, s.repairing) == (6, [], False)
+
+
+def test_what_waited_on_an_earlier_connection_is_not_applied_in_the_life_after_it() -> None:
+    """A restart within a second: stamps cannot tell, so what waits is had from the log or not at all."""
+    s = PlainSequence()
+    s.live(msg(2, ts=0.1))
+    assert s.connected() == [Skip(msg(2, ts=0.1), "late"), Ask(0, 1, "connect")]
+    new = [msg(i, 1, ts=0.5 + i / 10) for i in range(2)]
+    assert [a for m in new for a in s.replayed(m)] == [Apply(m, replayed=True) for m in new]
+    assert numbers(s.replay_ended()) == []
+    assert numbers(s.live(msg(2, 1, ts=0.7))) == [2]

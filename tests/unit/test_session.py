@@ -400,3 +400,14 @@ def test_what_is_heard_before_the_server_is_known_waits_and_costs_no_reset() -> 
     assert run.exact
     assert not run.of(Reset)
     assert not run.of(Gap)
+
+
+def test_what_waited_for_the_server_is_forgotten_with_its_connection() -> None:
+    server = Server(100)
+    run = Run(server, timing=Timing(hello_timeout_s=5, jitter_s=0))
+    run.live()
+    assert run.session.statistics(run.now).held == 1
+    run.take(run.session.connected(run.now))
+    assert run.session.statistics(run.now).held == 0
+    run.until(10)
+    assert run.exact

@@ -50,7 +50,10 @@ class PlainSequence(PlainPosition):
         self._confirmed = False
         if self._doubt_from is None and self.next - 1 in self._seen:
             self._doubt_from = self.next - 1
-        return self._ask(self._from(verify=True), "connect")
+        out: list[Action] = []
+        # What waits may be of the life before; if it is not, the log has it.
+        self._disown([m for m, replayed in self._held.values() if not replayed], out)
+        return out + self._ask(self._from(verify=True), "connect")
 
     def look(self) -> list[Action]:
         """Nothing was heard for a while: the last message may be lost."""

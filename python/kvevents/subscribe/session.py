@@ -155,6 +155,9 @@ class Session:
         self.stats.connected = True
         self.stats.connects += 1
         self._reading.connected()
+        # What waits was heard on another connection, perhaps of another life; the server has what matters.
+        self.stats.late += len(self._early)
+        self._early = Held(self._limits)
         self._silent_at = now + self._silence
         self._look_at = now + min(0.25, self._timing.silence_s)
         self._check_at = now + self._timing.check_s
