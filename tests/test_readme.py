@@ -54,3 +54,36 @@ def test_the_readers_ten_lines_rebuild_what_the_engines_ten_lines_publish(free_p
         assert reader["resident"].digest() == engine["pool"].digest()
     finally:
         engine["publisher"].shutdown()
+
+
+@pytest.mark.timeout(60)
+def test_the_routers_lines_find_what_the_engines_lines_publish(free_ports):
+    ports = free_ports(2)
+    engine: dict = {}
+    exec(
+        block_after("## For an engine author")
+        .replace(":5557", f":{ports[0]}")
+        .replace(":5657", f":{ports[1]}"),
+        engine,
+    )
+    try:
+        code = block_after("## For a router author").replace("{p + 100}", str(ports[1]))
+        code = code.replace("(5557, 5558)", f"({ports[0]},)")
+        found: list[tuple] = []
+        router: dict = {}
+        heard = threading.Event()
+
+        def said(*args):
+            found.append(args)
+            heard.set()
+
+        router["print"] = said
+        thread = threading.Thread(target=exec, args=(code, router))
+        thread.start()
+        assert heard.wait(30)
+        router["stream"].close()
+        thread.join(20)
+        assert not thread.is_alive()
+        assert found[0][1:] == (0, 96, {"GPU": 96}, True)
+    finally:
+        engine["publisher"].shutdown()
