@@ -492,7 +492,7 @@ def test_a_client_that_stops_reading_delays_neither_live_batches_nor_other_clien
 ):  # R07
     publisher = make(replay_endpoint=ANY)
     for i in range(3000):
-        publisher.publish(batch(i, [stored(i, blocks=20)]))
+        publisher.publish(batch(i, [stored(i, blocks=200)]))
     wait_for(lambda: publisher.stats().sent == 3000)
     ask(sockets, publisher, 0, rcvhwm=1, rcvbuf=4096)
     wait_for(lambda: publisher.stats().replay.batches > 0)
@@ -512,7 +512,7 @@ def test_a_client_that_takes_nothing_is_given_up(make, sockets, monkeypatch, cap
     monkeypatch.setattr(desk, "PATIENCE_S", 0.05)
     publisher = make(replay_endpoint=ANY)
     for i in range(3000):
-        publisher.publish(batch(i, [stored(i, blocks=20)]))
+        publisher.publish(batch(i, [stored(i, blocks=200)]))
     wait_for(lambda: publisher.stats().sent == 3000)
     ask(sockets, publisher, 0, rcvhwm=1, rcvbuf=4096)
     wait_for(lambda: publisher.stats().replay.given_up == 1)
@@ -523,7 +523,7 @@ def test_a_client_that_takes_nothing_is_given_up(make, sockets, monkeypatch, cap
 def test_a_client_that_leaves_in_the_middle_is_forgotten(make, sockets):
     publisher = make(replay_endpoint=ANY)
     for i in range(3000):
-        publisher.publish(batch(i, [stored(i, blocks=20)]))
+        publisher.publish(batch(i, [stored(i, blocks=200)]))
     wait_for(lambda: publisher.stats().sent == 3000)
     dealer = ask(sockets, publisher, 0, rcvhwm=1, rcvbuf=4096)
     dealer.recv_multipart()
