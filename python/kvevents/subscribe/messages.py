@@ -131,6 +131,10 @@ def _stamp(ts: object) -> float | None:
     return float(ts) if isinstance(ts, (int, float)) and math.isfinite(ts) else None
 
 
+_NUMBERS = {0xCB: ">d", 0xCA: ">f", 0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q", 0xD3: ">q"}
+"""Numbers of msgpack by their first byte."""
+
+
 def peek_ts(payload: bytes) -> float | None:
     """The time stamp of a payload, without decoding the rest: what comes first in the array or the map."""
     if payload[:4] == b"\x83\xa2ts":
@@ -143,7 +147,7 @@ def peek_ts(payload: bytes) -> float | None:
         tag = payload[at]
         if tag < 0x80:
             return float(tag)
-        code = {0xCB: ">d", 0xCA: ">f", 0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q", 0xD3: ">q"}.get(tag)
+        code = _NUMBERS.get(tag)
         return None if code is None else _stamp(struct.unpack_from(code, payload, at + 1)[0])
     except (IndexError, struct.error):
         return None

@@ -63,6 +63,8 @@ class Subscriber(Driver):
         """The next item; ``None`` after ``timeout`` seconds (``None``: wait for ever) or when closed."""
         self._check_fork()
         with self._turn:
+            if self._items and not self._closing and not self._claims:
+                return self._items.popleft()
             end = math.inf if timeout is None else self._clock() + timeout
             while not self._items or self._closing or self._claims:
                 if self._closing:
