@@ -415,7 +415,7 @@ def race_64() -> Work:
 
 @compare(
     "engine's ZMQ to queryable index, one block a message",
-    per="block", against="dynamo.indexer", floor=3, aim=6, clock="wall", pairs=5,
+    per="block", against="dynamo.indexer", clock="wall", pairs=5,
 )  # fmt: skip
 def race_1() -> Work:
     """Decoding of one request: what a message costs."""
