@@ -105,7 +105,7 @@ class PrefixIndex(_core.PrefixIndex):
                     )
                 rank = self._rank_of.get(item.source)
                 if rank is None:
-                    rank = max(item.batch.data_parallel_rank or 0, 0)
+                    rank = _rank_in(item.batch.data_parallel_rank)
                 self.apply_events(item.source, rank, item.batch.events, seq=item.seq, checked=False)
                 # Behind what was applied: a dump that is written now may hold more than its point says.
                 self._points[item.source] = (item.seq, item.epoch, _stamp(item.batch.ts))
@@ -119,7 +119,9 @@ class PrefixIndex(_core.PrefixIndex):
             case Resumed():
                 self.confirm(item.source)
             case StoreOnly():
-                self.add_source(item.source, self._rank(item.source, item.rank), store_only=item.media)
+                self.add_source(
+                    item.source, self._rank(item.source, _rank_in(item.rank)), store_only=item.media
+                )
             case Gap():
                 if not self.mark_incomplete(item.source, last_seq=item.last):
                     # Nothing was heard of it before: what was missed is all the more missing.
@@ -141,7 +143,21 @@ class PrefixIndex(_core.PrefixIndex):
         """
         from kvevents.subscribe.items import Resume  # noqa: PLC0415 - as in apply_item
 
-        return {name: Resume(*point) for name, point in self._points.items() if point[0] >= 0}
+        there = {s["source"] for s in self.stats() if not s["owner"]}
+        return {
+            name: Resume(*point) for name, point in self._points.items() if point[0] >= 0 and name in there
+        }
+
+    def drop(self, source: str, rank: int | None = None, *, owner: bool = False) -> bool:
+        """Forget a source, or the ``owner`` of a shared tier; whether it was known. All ranks for ``None``.
+
+        Its events that arrive later are ignored until it is added again; there is nothing to resume then.
+        What it told of shared tiers stays: that belongs to their owner.
+        """
+        if not owner and rank in {None, self._rank_of.get(source, 0)}:
+            self._rank_of.pop(source, None)
+            self._points.pop(source, None)
+        return super().drop(source, rank, owner=owner)
 
     def dump(self) -> bytes:
         """Return the index as bytes, for :meth:`load`. Sources may go on changing meanwhile."""
@@ -199,6 +215,11 @@ def _read_note(data: bytes) -> _Note:
         return msgspec.msgpack.decode(data, type=_Note)
     except msgspec.DecodeError as e:
         raise PickleError(f"the dump's note cannot be read: {e}") from e
+
+
+def _rank_in(rank: int | None) -> int:
+    """What a batch says may be any number; what can be no rank counts as none."""
+    return rank if rank is not None and 0 <= rank < 2**32 else 0
 
 
 def _stamp(ts: object) -> float | None:

@@ -222,6 +222,16 @@ def test_errors_have_codes_and_say_the_state_all_the_same(make, peer, frames, co
     assert client.ask("hello")["op"] == "hello", "the next request is answered"
 
 
+def test_who_floods_the_server_with_nonsense_does_not_flood_the_log(make, peer, caplog):
+    publisher = make()
+    client = peer(publisher)
+    for _ in range(50):
+        client.socket.send_multipart([b"", b"nonsense!"])
+        client.receive()
+    assert publisher.stats().replay.refused == 50
+    assert sum("refused" in r.getMessage() for r in caplog.records) == 1
+
+
 # ---------------------------------------------------------------- replay
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -14,7 +15,7 @@ from plain_publisher import batch_of
 
 from kvevents import ResidentSet, Source, Subscriber, decode
 from kvevents.errors import ConfigError, EndpointInUseError, ForkError
-from kvevents.subscribe import Batch, Gap, Item, Limits, Reset, Timing
+from kvevents.subscribe import Batch, Gap, Item, Limits, Reset, Resume, Timing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -500,6 +501,34 @@ def test_ranks_follow_the_engines_port_rule() -> None:
         (lambda: Subscriber("tcp://127.0.0.1:5", max_message_bytes=1.5), "max_message_bytes: a number"),
         (lambda: Subscriber("tcp://127.0.0.1:5", timing=5), "timing: a Timing"),
         (lambda: Subscriber("tcp://127.0.0.1:5", limits=5), "limits: a Limits"),
+        (
+            lambda: Subscriber("tcp://127.0.0.1:5", timing=Timing(silence_s=0)),
+            "timing.silence_s: a number above 0",
+        ),
+        (
+            lambda: Subscriber("tcp://127.0.0.1:5", timing=Timing(look_s=math.nan)),
+            "timing.look_s: a number above 0",
+        ),
+        (
+            lambda: Subscriber("tcp://127.0.0.1:5", timing=Timing(jitter_s=-1)),
+            "timing.jitter_s: a number 0 or more",
+        ),
+        (
+            lambda: Subscriber("tcp://127.0.0.1:5", timing=Timing(check_s="1")),
+            "timing.check_s: a number above 0",
+        ),
+        (
+            lambda: Subscriber("tcp://127.0.0.1:5", limits=Limits(attempts=0)),
+            "limits.attempts: a number above 0",
+        ),
+        (
+            lambda: Subscriber("tcp://127.0.0.1:5", limits=Limits(remember=1.5)),
+            "limits.remember: a number above 0",
+        ),
+        (lambda: Subscriber("tcp://127.0.0.1:5", resume={"x": 5}), "resume: 'x': a Resume"),
+        (lambda: Subscriber("tcp://127.0.0.1:5", resume={"x": Resume(2**64)}), "resume: 'x': a Resume"),
+        (lambda: Subscriber("tcp://127.0.0.1:5", resume={"x": Resume(1, "epoch")}), "resume: 'x': a Resume"),
+        (lambda: Subscriber("tcp://127.0.0.1:5", digest_of=b"digest"), "digest_of: a function"),
         (lambda: Subscriber(5), "sources: addresses"),
         (lambda: Source(5), "endpoint: Expected `str`"),
         (lambda: Source("tcp://127.0.0.1:5", 6), "replay_endpoint: Expected `str"),

@@ -277,6 +277,24 @@ def test_a_dump_knows_where_its_subscriptions_go_on() -> None:
     assert loaded.resume_points()["c"].last_seq == 8
 
 
+def test_a_rank_that_none_can_be_counts_as_none() -> None:
+    index = PrefixIndex()
+    for i, rank in enumerate((2**32, 2**63 - 1, -1)):
+        index.apply_item(Batch(str(i), 0, KVEventBatch(1.5, [stored([1])], rank), replayed=False))
+    index.apply_item(StoreOnly("s", ("STORAGE",), 2**64))
+    assert {(s["source"], s["rank"]) for s in index.stats()} == {("0", 0), ("1", 0), ("2", 0), ("s", 0)}
+
+
+def test_what_was_dropped_is_not_resumed() -> None:
+    index = PrefixIndex()
+    for name in ("a", "b"):
+        index.apply_item(batch(name, 0, stored([1])))
+    index.drop("a")
+    index.apply_item(batch("a", 1, stored([2])))
+    assert index.resume_points().keys() == {"b"}
+    assert PrefixIndex.load(index.dump()).resume_points().keys() == {"b"}
+
+
 def test_what_was_lost_meanwhile_is_never_confirmed() -> None:
     index = PrefixIndex()
     for name in ("a", "b"):

@@ -137,6 +137,8 @@ class Run:
             self.steps += 1
             assert self.steps < 20_000, "it spins"
             while s.wants(self.now):
+                self.steps += 1
+                assert self.steps < 20_000, "it spins"
                 request = s.request
                 messages = s.take(self.now)
                 self.sent += len(messages)
@@ -249,6 +251,16 @@ LIES: dict[str, Any] = {
     ),
     "always busy": lambda *_: [(b"", b"KVE1", pack({"op": "error", "code": "busy"}))],
     "too old, whatever is asked": only("replay", lying(op="error", code="too_old")),
+    "too old, and an oldest number of the far future": only(
+        "replay", lying(op="error", code="too_old", oldest=TOP, newest=TOP)
+    ),
+    "too old, and nothing in the log": only("replay", lying(op="error", code="too_old", oldest=None)),
+    "too old, and never anything sent": only(
+        "replay", lying(op="error", code="too_old", oldest=None, newest=None)
+    ),
+    "an oldest number and no newest": lying(newest=None),
+    "a rank that none can be": lying(rank=2**32),
+    "a head beyond measure": lying(exact_for="x" * 70_000),
     "batches that were not asked for": only("replay", lying(op="replay", seq=TOP)),
     "the same batch again and again": only("replay", lambda _, a: a[:1] * 500),
     "an end without batches": only("replay", lambda _, a: a[-1:]),
@@ -263,18 +275,22 @@ LIES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("policy", ["snapshot", "replay"])
+@pytest.mark.parametrize("policy", ["snapshot", "replay", "keep_and_flag"])
 @pytest.mark.parametrize("name", LIES)
 def test_a_lying_server_is_bounded_never_believed_and_healed_afterwards(name: str, policy: Any) -> None:
     server = old_server()
     server.lie = LIES[name]
     run = Run(server, policy=policy)
+    run.until(60, every=0.5)
+    # A forged number makes it ask, too.
+    forged = (server.next + 50).to_bytes(8, "big")
+    run.take(run.session.live([b"", forged, encode(KVEventBatch(1e9, stored(7), 0))], run.now))
     run.until(120, every=0.5)
     assert run.sent < 700, "it hammers"
     assert len(run.items) < 1_500
     # What it says is known is true, or it says that it is not: nobody is ever sure and wrong.
     assert (
-        run.exact or run.resident.why_invalid("it") is not None or run.session.sequence.held or not run.items
+        not run.items or run.session.sequence.held or run.exact or run.resident.why_invalid("it") is not None
     )
     server.lie = lambda _, answers: answers
     run.until(400, every=0.5)
@@ -283,6 +299,28 @@ def test_a_lying_server_is_bounded_never_believed_and_healed_afterwards(name: st
         assert run.exact, (run.items[-5:], run.session.statistics(run.now))
     else:
         assert run.exact or run.resident.why_invalid("it") is not None
+
+
+def test_what_a_server_calls_its_errors_does_not_get_into_items() -> None:
+    server = old_server()
+    server.lie = only("snapshot", lying(op="error", code="drift\nforged" + "x" * 10_000))
+    run = Run(server)
+    run.until(30, every=0.5)
+    assert {g.reason for g in run.of(Gap)} == {"refused"}
+
+
+def test_an_input_that_is_broken_off_is_said_and_healed() -> None:
+    server = old_server()
+    run = Run(server)
+    run.until(5, every=0.1)
+    assert run.exact
+    payload = server.publish()
+    lost = run.session.live([b"", (server.next - 1).to_bytes(8, "big"), payload], run.now)
+    assert lost, "the machine counts it as delivered, and Ctrl-C came before the user had it"
+    run.take(run.session.broken_off(run.now))
+    assert run.of(Reset)[-1].reason == "unsure"
+    run.until(20, every=0.1)
+    assert run.exact
 
 
 def test_a_snapshot_that_breaks_off_goes_on_where_it_was() -> None:

@@ -7,6 +7,7 @@ both, and a simulation has its own.
 from __future__ import annotations
 
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections import deque
 from contextlib import suppress
@@ -33,6 +34,8 @@ PATIENCE_S = 30.0
 MAX_CLIENTS = 256
 MAX_PENDING = 16
 """Requests that one client may have open at once."""
+_WARN_S = 10.0
+"""Refusals are told of so often at most: who floods the server does not flood the log too."""
 
 
 class ClientGoneError(Exception):
@@ -65,6 +68,8 @@ class ReplayDesk(ABC):
         self._clients: dict[bytes, _Client] = {}
         self._requests = self._extended_requests = self._refused = self._batches = 0
         self._completed = self._too_old = self._given_up = 0
+        self._warn_at = -math.inf
+        self._unsaid = 0
 
     @abstractmethod
     def _transmit(self, client: bytes, messages: Sequence[Frames]) -> int:
@@ -107,6 +112,7 @@ class ReplayDesk(ABC):
                 "bad_request",
                 "a replay request is one frame with the first sequence number in 8 bytes, big endian; "
                 f"seen: {len(request)} frame(s) of {[len(frame) for frame in request[:8]]} bytes",
+                now,
             )
 
     def _want(self, client: bytes, start: int, now: float) -> None:
@@ -120,20 +126,28 @@ class ReplayDesk(ABC):
         owed = self._clients.get(client)
         if owed is None:
             if len(self._clients) >= MAX_CLIENTS:
-                self._refuse(client, "busy", f"{MAX_CLIENTS} clients are being served; ask again later")
+                self._refuse(client, "busy", f"{MAX_CLIENTS} clients are being served; ask again later", now)
                 return False
             owed = self._clients[client] = _Client(now + PATIENCE_S)
         elif len(owed.pending) >= MAX_PENDING:
             self._refuse(
-                client, "busy", f"{MAX_PENDING} requests of this client are open; wait for the end marker"
+                client,
+                "busy",
+                f"{MAX_PENDING} requests of this client are open; wait for the end marker",
+                now,
             )
             return False
         owed.pending.append(job)
         return True
 
-    def _refuse(self, client: bytes, code: str, reason: str) -> None:
+    def _refuse(self, client: bytes, code: str, reason: str, now: float) -> None:
         self._refused += 1
-        _log_.warning("rank %d: replay request refused: %s", self._rank, reason)
+        if now >= self._warn_at:
+            more = f" ({self._unsaid} more since the last time)" if self._unsaid else ""
+            _log_.warning("rank %d: replay request refused: %s%s", self._rank, reason, more)
+            self._warn_at, self._unsaid = now + _WARN_S, 0
+        else:
+            self._unsaid += 1
         with suppress(ClientGoneError):  # who has left needs no answer
             self._transmit(client, [self._extended.refusal(code, reason)])
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Self
 import zmq
 import zmq.asyncio
 
-from kvevents.subscribe.driver import Driver
+from kvevents.subscribe.checks import check_timeout
+from kvevents.subscribe.driver import Driver, unwatch
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -47,6 +48,7 @@ class AsyncSubscriber(Driver):
     async def poll(self, timeout: float | None = None) -> Item | None:  # noqa: ASYNC109 - as Subscriber.poll
         """The next item; ``None`` after ``timeout`` seconds (``None``: wait for ever) or when closed."""
         self._check_fork()
+        check_timeout(timeout)
         end = math.inf if timeout is None else self._clock() + timeout
         while not self._items and not self._closing:
             try:
@@ -117,7 +119,7 @@ class AsyncSubscriber(Driver):
     def _discard(self, wires: _Wires, sockets: list[zmq.Socket[bytes]]) -> None:
         if self._waiting:
             # The loop watches their descriptors until the task that waits has woken up.
-            wires.live.disable_monitor()
+            unwatch(wires)
             self._retired += sockets
         else:
             super()._discard(wires, sockets)

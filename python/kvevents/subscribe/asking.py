@@ -20,6 +20,11 @@ __all__ = ["Asking", "Pending"]
 
 _DOUBLINGS = 6
 """The wait before another try grows so often."""
+_FRUITLESS = 8
+"""So many requests one right behind the other that bring nothing, whatever is answered, and the next ones
+wait."""
+_PAUSE_S = 1.0
+"""A request that comes so long after the one before is not right behind it."""
 
 
 class Pending:
@@ -65,6 +70,8 @@ class Asking:
         self._rest = timing.cooldown_s / 2
         self._restored_at = self._snapshot_from = -math.inf
         self._assembly: Assembly | None = None
+        self._fruitless = 0
+        self._sent_at = -math.inf
 
     def may_ask(self, now: float) -> bool:
         """Whether there is somebody to ask who is not left alone for a while."""
@@ -85,8 +92,9 @@ class Asking:
         t = self._timing
         if not self._there:
             return t.reorder_wait_s if isinstance(ask, Ask) and ask.why == "gap" else 0.0
-        if ask.attempt > 1:
-            doublings = min(ask.attempt - 2, _DOUBLINGS)
+        tries = max(ask.attempt, self._fruitless - _FRUITLESS)
+        if tries > 1:
+            doublings = min(tries - 2, _DOUBLINGS)
             return float(t.backoff_s * 2**doublings * self._rng.uniform(0.5, 1.5))
         joins = isinstance(ask, Fetch) or (isinstance(ask, Ask | Hello) and ask.why == "connect")
         return self._rng.uniform(0, t.jitter_s) if joins else 0.0
@@ -112,6 +120,8 @@ class Asking:
             messages, r.outgoing = r.outgoing, []
             return False, messages
         r.sent = True
+        self._fruitless = self._fruitless + 1 if now - self._sent_at < _PAUSE_S else 1
+        self._sent_at = now
         r.deadline = now + t.replay_timeout_s
         ask = r.ask
         if r.probing:
@@ -195,6 +205,10 @@ class Asking:
     def forget_pieces(self) -> None:
         """What came of a snapshot is of no use."""
         self._assembly = None
+
+    def bore_fruit(self) -> None:
+        """Something was delivered, so asking is of use."""
+        self._fruitless = 0
 
     def succeeded(self) -> None:
         """The request was answered to its end."""

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import random
 import socket
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Any, get_args
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from kvevents.errors import ConfigError, EndpointInUseError, ForkError, KVEventsError
+from kvevents.errors import ConfigError, EndpointInUseError, EventTypeError, ForkError, KVEventsError
 from kvevents.subscribe.actions import Limits, Policy
+from kvevents.subscribe.checks import checked
 from kvevents.subscribe.files import FileSources
 from kvevents.subscribe.log import RateLimitedLog
 from kvevents.subscribe.session import Session
@@ -29,12 +31,18 @@ if TYPE_CHECKING:
     from kvevents.subscribe.items import Item, Resume
     from kvevents.subscribe.stats import SourceStats
 
-__all__ = ["Driver"]
+__all__ = ["Driver", "unwatch"]
 
 _ROUND = 256
 """Messages of one socket that are taken before the others get their turn."""
 _NOBLOCK = int(zmq.NOBLOCK)
 _EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+_MAX_SOCKETS = 65_535
+"""Of one context: ZeroMQ's own default is enough for three hundred sources."""
+_MAX_WAIT_S = 3600.0
+"""ZeroMQ counts milliseconds in 32 bits."""
+_SOON_S = 1.0
+"""When a socket that could not be had is tried for again."""
 
 
 class _Wires:
@@ -110,8 +118,10 @@ class Driver:
         for watch in self._watches:
             watch.sources = watch.file.read()
             wanted += watch.sources
-        names = [s.label for s in wanted]
-        if twice := {n for n in names if names.count(n) > 1}:
+        if digest_of is not None and not callable(digest_of):
+            raise ConfigError(f"digest_of: a function was expected, saw {digest_of!r}")
+        points = checked(timing or Timing(), limits or Limits(), resume)
+        if twice := {n for n, count in Counter(s.label for s in wanted).items() if count > 1}:
             raise ConfigError(f"two sources are named {', '.join(map(repr, sorted(twice)))}; give them names")
         self._pid = os.getpid()
         self._clock = time.monotonic
@@ -128,6 +138,11 @@ class Driver:
         self._items: deque[Item] = deque()
         self._own_context = context is None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context() if context is None else context
+        if context is None:
+            self._context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
+        # Whose session is being fed. In the next round still: it was broken off, by Ctrl-C for example.
+        self._feeding: _Wires | None = None
+        self._again_at = math.inf
         self._poller = self._new_poller()
         self._wake, self._woken = socket.socketpair()
         self._wake.setblocking(False)
@@ -136,7 +151,6 @@ class Driver:
         self._wires: dict[zmq.Socket[bytes], _Wires] = {}
         self._all: list[_Wires] = []
         self._log = RateLimitedLog("kvevents.subscribe", self._clock)
-        points = dict(resume or {})
         rng = random.Random(seed)  # noqa: S311 - jitter
 
         def session(source: Source) -> Session:
@@ -201,7 +215,10 @@ class Driver:
         :returns: whether the publisher is asked. It is not while something is being repaired, where ``seq``
             is not the last number, or where the publisher knows no digests.
         :raises ConfigError: there is no such source.
+        :raises EventTypeError: ``digest`` is not of 16 bytes.
         """
+        if not isinstance(digest, bytes) or len(digest) != 16:
+            raise EventTypeError(f"digest: 16 bytes were expected, saw {digest!r:.80}")
         return self._named(source).session.check(seq, digest, self._clock())
 
     def topic(self, name: str) -> bytes:
@@ -230,14 +247,15 @@ class Driver:
     def _between_rounds(self) -> Iterator[None]:
         self._check_fork()
         self._claims.append(None)
-        self._wake_up()
-        with self._turn:
-            try:
+        try:
+            self._wake_up()
+            with self._turn:
                 if self._closing:
                     raise ConfigError("the subscriber is closed; make another one")
                 yield
-            finally:
-                self._claims.pop()
+        finally:
+            self._claims.pop()
+            with self._turn:
                 self._turn.notify_all()
 
     def _wake_up(self) -> None:
@@ -266,7 +284,7 @@ class Driver:
         self._discard(wires, sockets)
 
     def _discard(self, wires: _Wires, sockets: list[zmq.Socket[bytes]]) -> None:
-        wires.live.disable_monitor()
+        unwatch(wires)
         for s in sockets:
             s.close(linger=0)
 
@@ -321,8 +339,19 @@ class Driver:
 
     def _open(self, session: Session) -> None:
         source = session.source
-        live = self._socket(zmq.SUB)
-        monitor = live.get_monitor_socket(_EVENTS)
+        live = monitor = None
+        try:
+            live = self._socket(zmq.SUB)
+            monitor = live.get_monitor_socket(_EVENTS)
+        except zmq.ZMQError as e:
+            if live is not None:
+                live.close(linger=0)
+            if e.errno not in {errno.EMFILE, errno.ENFILE}:
+                raise
+            raise ConfigError(
+                f"{source.label}: no socket for it beside those of {len(self._all)} sources: "
+                f"{e.strerror or e}; allow more open files (ulimit -n) or sockets of the context"
+            ) from e
         wires = _Wires(session, live, monitor)
         # A new list: statistics are read by other threads.
         self._all = [*self._all, wires]
@@ -361,8 +390,18 @@ class Driver:
             endpoint = wires.session.source.replay_endpoint
             if endpoint is None or not wires.session.wants(now):
                 continue
-            dealer = self._socket(zmq.DEALER)
-            dealer.connect(endpoint)
+            try:
+                dealer = self._socket(zmq.DEALER)
+                try:
+                    dealer.connect(endpoint)
+                except zmq.ZMQError:
+                    dealer.close(linger=0)
+                    raise
+            except zmq.ZMQError as e:
+                # It is due still; meanwhile others may have closed theirs.
+                self._again_at = now + _SOON_S
+                self._log.warning(wires.session.name, "socket", "%s: %s", endpoint, e.strerror or e)
+                continue
             wires.replay, wires.request = dealer, wires.session.request
             self._wires[dealer] = wires
             self._poller.register(dealer, zmq.POLLIN)
@@ -375,24 +414,36 @@ class Driver:
             wires.replay.send_multipart(message)
 
     def _end_replay(self, wires: _Wires) -> None:
-        dealer, wires.replay, wires.request = wires.replay, None, None
+        dealer = wires.replay
         if dealer is not None:
-            del self._wires[dealer]
-            self._poller.unregister(dealer)
+            # Whatever breaks this off, it can be done again.
+            if dealer in self._poller:
+                self._poller.unregister(dealer)
+            self._wires.pop(dealer, None)
             dealer.close(linger=0)
+        wires.replay = wires.request = None
 
     # ------------------------------------------------------------ one round
 
     def _begin(self, end: float) -> int:
         """What is due now; how many milliseconds to wait for the sockets (-1: without end)."""
         now = self._clock()
+        if self._feeding is not None:
+            self._items.extend(self._feeding.session.broken_off(now))
+            self._feeding = None
+        self._again_at = math.inf
         self._look_at_files(now)
         if self._digest_of is not None and not self._items:
             self._compare(self._digest_of, now)
         self._start_replays(now)
-        due = [end, *(w.session.deadline(now) for w in self._all), *(w.due for w in self._watches)]
+        due = [
+            end,
+            self._again_at,
+            *(w.session.deadline(now) for w in self._all),
+            *(w.due for w in self._watches),
+        ]
         wait_s = min(due) - now
-        return -1 if wait_s == math.inf else math.ceil(max(0.0, wait_s) * 1000)
+        return -1 if wait_s == math.inf else math.ceil(min(max(0.0, wait_s), _MAX_WAIT_S) * 1000)
 
     def _compare(self, digest_of: Callable[[str], bytes | None], now: float) -> None:
         """Everything that was yielded has been applied: the user's digests are of the last numbers."""
@@ -402,7 +453,7 @@ class Driver:
             if seq is not None and session.check_due(now):
                 digest = digest_of(session.name)
                 if digest is not None:
-                    session.check(seq, digest, now)
+                    self.check(session.name, seq, digest)
 
     def _handle(self, ready: list[tuple[Any, int]]) -> None:
         """What the sockets have, and what time has brought."""
@@ -415,11 +466,15 @@ class Driver:
                 with contextlib.suppress(BlockingIOError):
                     self._woken.recv(256)
         for wires in touched.values():
+            self._feeding = wires
             self._read(wires)
+            self._feeding = None
         now = self._clock()
         for wires in self._all:
             if now >= wires.session.deadline(now):
+                self._feeding = wires
                 self._items.extend(wires.session.tick(now))
+                self._feeding = None
 
     def _shut(self) -> None:
         """Close everything; the caller holds the lock."""
@@ -429,7 +484,7 @@ class Driver:
         self._closed = True
         for wires in self._all:
             self._end_replay(wires)
-            wires.live.disable_monitor()
+            unwatch(wires)
             wires.monitor.close(linger=0)
             wires.live.close(linger=0)
         self._wake.close()
@@ -466,6 +521,18 @@ class Driver:
                 f"this Subscriber belongs to process {self._pid}, this is its fork {os.getpid()}: "
                 "make one after the fork"
             )
+
+
+def unwatch(wires: _Wires) -> None:
+    """End the monitor.
+
+    Where a reader rested while peers came and went its queue is full, and ZeroMQ's thread waits for room with
+    a lock that ending it needs.
+    """
+    with contextlib.suppress(zmq.ZMQError):
+        for _ in range(100 * _ROUND):
+            wires.monitor.recv_multipart(zmq.NOBLOCK)
+    wires.live.disable_monitor()
 
 
 def _take(s: zmq.Socket[bytes]) -> list[list[bytes]]:

@@ -8,12 +8,18 @@ import msgspec
 
 from kvevents.subscribe.actions import Head
 
-__all__ = ["EXTENDED", "FAR", "Answer", "AnswerError", "is_extended", "read_answer", "request"]
+__all__ = ["CODES", "EXTENDED", "FAR", "Answer", "AnswerError", "is_extended", "read_answer", "request"]
 
 EXTENDED = b"KVE1"
 FAR = (b"", (2**63 - 1).to_bytes(8, "big"))
 """A plain request that is answered by its end marker only, by servers of any kind."""
 _MOST = 2**64 - 2
+CODES = frozenset(
+    {"too_old", "gone", "unknown_seq", "no_mirror", "mirror_lost", "busy", "bad_request", "unknown_op"}
+)
+"""What errors are called."""
+_RANK = 2**32 - 1
+_HEAD_BYTES = 64 * 1024
 _HOLES = 256
 _MEDIA = 64
 _pack = msgspec.msgpack.Encoder().encode
@@ -72,6 +78,8 @@ def read_answer(frames: list[bytes]) -> Answer:
 
     :raises AnswerError: it has not the fields that it must have, or numbers that none can be.
     """
+    if len(frames[2]) > _HEAD_BYTES:
+        raise AnswerError(f"a head of {len(frames[2])} bytes")
     try:
         answer = _decoder.decode(frames[2])
     except (msgspec.DecodeError, RecursionError) as e:
@@ -82,6 +90,11 @@ def read_answer(frames: list[bytes]) -> Answer:
         most = _MOST + (name in {"resume_seq", "next_sequence"})
         if value is not None and not 0 <= value <= most:
             raise AnswerError(f"{name}: {value}")
+    oldest, newest = answer.oldest, answer.newest
+    if oldest is not None and (newest is None or newest < oldest):
+        raise AnswerError(f"the oldest is {oldest}, the newest {newest}")
+    if answer.rank is not None and not 0 <= answer.rank <= _RANK:
+        raise AnswerError(f"rank: {answer.rank}")
     if len(answer.holes) > _HOLES or any(not 0 <= a <= b <= _MOST for a, b in answer.holes):
         raise AnswerError("holes")
     if len(answer.store_only) > _MEDIA:

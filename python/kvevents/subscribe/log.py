@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RateLimitedLog"]
 
+_LENGTH = 1000
+
 
 class RateLimitedLog:
     """Warns once in ``every_s`` about each kind of trouble; the next time it says how many were left out."""
@@ -27,9 +29,13 @@ class RateLimitedLog:
         now = self._clock()
         if now < self._next.get(key, now):
             self._left_out[key] = self._left_out.get(key, 0) + 1
-            self._log.debug("%s: " + message, source, *args)
             return
         self._next[key] = now + self._every_s
         left_out = self._left_out.pop(key, 0)
         more = f" ({left_out} more of this kind since the last time)" if left_out else ""
-        self._log.warning("%s: " + message + more, source, *args)
+        self._log.warning("%s: %s%s", source, _short(message % args), more)
+
+
+def _short(text: str) -> str:
+    """What others sent may be in it, of any length."""
+    return text if len(text) <= _LENGTH else f"{text[:_LENGTH]}..."

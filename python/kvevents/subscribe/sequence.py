@@ -222,7 +222,7 @@ class Sequence(Course):
         if job is not None:
             request = job.request
             assert isinstance(request, Range)  # noqa: S101 - what was asked
-            if head.oldest is not None and head.oldest <= request.first:
+            if head.newest is None or head.newest < request.first or _reaches(head.oldest, request.first):
                 return self.failed("malformed")
             self._done(job)
             self._plan(out)
@@ -300,3 +300,8 @@ class Sequence(Course):
                 self._flag_drift(out)
             self._plan(out)
         return out
+
+
+def _reaches(oldest: int | None, first: int) -> bool:
+    """Whether a log with this oldest number has ``first``, if it was ever sent."""
+    return oldest is not None and oldest <= first

@@ -28,7 +28,7 @@ from kvevents.subscribe.actions import (
     Wipe,
 )
 from kvevents.subscribe.asking import Asking
-from kvevents.subscribe.extended import AnswerError, is_extended, read_answer
+from kvevents.subscribe.extended import CODES, AnswerError, is_extended, read_answer
 from kvevents.subscribe.held import Held
 from kvevents.subscribe.items import Batch, Gap, Item, Reset, Resumed, Snapshot, StoreOnly
 from kvevents.subscribe.messages import END_MARKER, Reading
@@ -216,6 +216,17 @@ class Session:
             return items
         return items + self._do(self.sequence.replayed(m), now)
 
+    def broken_off(self, now: float) -> list[Item]:
+        """An exception (Ctrl-C, say) ended an input before its items were out: begin anew, and say so."""
+        self._asking.forget_pieces()
+        self._asking.request = None
+        self._early = Held(self._limits)
+        self.stats.epoch, self.stats.store_only = None, ()
+        self.sequence = PlainSequence(self.source.first_seq, self._limits)
+        if self.source.replay_endpoint is not None:
+            self.stats.protocol = "unknown"
+        return self._do([Wipe("unsure"), *self.sequence.connected()], now)
+
     def check(self, seq: int, digest: bytes, now: float) -> bool:
         """Compare the digest of the user's set behind ``seq`` with the publisher's, if both stand there."""
         self._check_at = now + self._timing.check_s
@@ -303,7 +314,9 @@ class Session:
                 return self._do(sequence.digested(a.head, None), now)
         if a.code == "gone":
             self._asking.forget_pieces()
-        return self._failed(a.code or "refused", now, retry=a.code not in {"no_mirror", "mirror_lost"})
+        # What it says goes into items and logs, so it is one of the words that there are.
+        code = a.code if a.code in CODES else "refused"
+        return self._failed(code, now, retry=a.code not in {"no_mirror", "mirror_lost"})
 
     def _nonsense(self, what: str, now: float) -> list[Item]:
         self.stats.malformed += 1
@@ -418,6 +431,7 @@ class Session:
         for a in actions:
             if isinstance(a, Apply):
                 stats.batches += 1
+                self._asking.bore_fruit()
                 stats.replayed += a.replayed
                 batch, payload = a.message.content
                 epoch = self.sequence.epoch if isinstance(self.sequence, Sequence) else None
@@ -436,6 +450,7 @@ class Session:
                 items.append(self._reset(a))
             elif isinstance(a, Restore):
                 stats.snapshots += 1
+                self._asking.bore_fruit()
                 self._gap_in_life = False
                 whole = a.content
                 items.append(Snapshot(self.name, a.resume_seq, whole.events, whole.epoch, whole.digest))

@@ -6,6 +6,7 @@ import math
 import os
 from typing import TYPE_CHECKING, Self
 
+from kvevents.subscribe.checks import check_timeout
 from kvevents.subscribe.driver import Driver
 from kvevents.subscribe.stats import SourceStats
 from kvevents.subscribe.timing import Timing
@@ -62,6 +63,7 @@ class Subscriber(Driver):
     def poll(self, timeout: float | None = None) -> Item | None:
         """The next item; ``None`` after ``timeout`` seconds (``None``: wait for ever) or when closed."""
         self._check_fork()
+        check_timeout(timeout)
         with self._turn:
             if self._items and not self._closing and not self._claims:
                 return self._items.popleft()
@@ -104,8 +106,9 @@ class Subscriber(Driver):
             return
         self._closing = True
         self._wake_up()
-        with self._lock:
+        with self._turn:
             self._shut()
+            self._turn.notify_all()
 
     def __enter__(self) -> Self:
         return self
