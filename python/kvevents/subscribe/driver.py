@@ -276,6 +276,8 @@ class Driver:
         self._forget(wires)
 
     def _forget(self, wires: _Wires) -> None:
+        if self._feeding is wires:
+            self._feeding = None
         self._all = [w for w in self._all if w is not wires]
         sockets = [s for s, w in self._wires.items() if w is wires]
         for s in sockets:
@@ -501,6 +503,9 @@ class Driver:
                 event = parse_monitor_message(wires.monitor.recv_multipart(zmq.NOBLOCK))["event"]
             except zmq.Again:
                 break
+            except RuntimeError:
+                # A round was broken off between its two frames.
+                continue
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 items.extend(session.connected(self._clock()))
             elif event == zmq.EVENT_DISCONNECTED:
