@@ -40,7 +40,9 @@ PIPE = 512
 MAX_REQUEST = 64 * 1024
 """Bytes of a request; who sends more is disconnected."""
 STRIDE = 8
-"""Messages after which the other threads have their turn."""
+"""Messages after which the other threads have their turn, while the engine publishes."""
+LIVE_S = 0.1
+"""So long after its last batch an engine counts as one that publishes."""
 BREATH_S = 20e-6
 """A real pause: a thread that lets the interpreter lock go and takes it at once keeps all others from it."""
 RETRY_MS = (1, 20)
@@ -75,6 +77,8 @@ class ReplayServer(ReplayDesk):
         self._socket = socket
         self._send_frame = send_of(socket)
         self._context = context
+        self._newest: int | None = None
+        self._live_until = 0.0
         self._stopping = False
         self.awaited: AwaitedAddress | None = None
         """While the socket's address is somebody else's."""
@@ -144,7 +148,7 @@ class ReplayServer(ReplayDesk):
                     send(frame, NOBLOCK_MORE)
                 send(last, NOBLOCK)
                 done += 1
-                if done % STRIDE == 0:
+                if done % STRIDE == 0 and self._is_live():
                     time.sleep(BREATH_S)
         except zmq.Again:
             pass
@@ -152,3 +156,10 @@ class ReplayServer(ReplayDesk):
             # Who has left is nothing to tell of.
             raise ClientGoneError("" if e.errno == errno.EHOSTUNREACH else str(e)) from e
         return done
+
+    def _is_live(self) -> bool:
+        """Whether the engine has published just now, and may do so again at once."""
+        newest, now = self._log.newest, time.monotonic()
+        if newest != self._newest:
+            self._newest, self._live_until = newest, now + LIVE_S
+        return now < self._live_until
