@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -41,6 +42,12 @@ def test_killed_readers_and_full_disks_cost_the_engine_nothing(site, tmp_path):
         tail = subprocess.Popen(
             command("tail", f"tcp://127.0.0.1:{port}", "--json"), stdout=subprocess.PIPE, text=True
         )
+        outputs, seed = [], 0
+        deadline = time.monotonic() + 120
+        while not select.select([tail.stdout], [], [], 0)[0]:  # until it reads
+            assert time.monotonic() < deadline
+            outputs.append(engine.generate(ids(seed, 150)))
+            seed += 1
         limited = ["bash", "-c", 'ulimit -f 4; exec "$@"', "bash"]  # a disk of four blocks
         recording = command("record", f"tcp://127.0.0.1:{port}", tmp_path / "log.kv")
         recorder = subprocess.Popen(
@@ -48,12 +55,10 @@ def test_killed_readers_and_full_disks_cost_the_engine_nothing(site, tmp_path):
             stderr=subprocess.PIPE,
             text=True,
         )
-        outputs, seed = [], 0
-        deadline = time.monotonic() + 120
         while recorder.poll() is None and time.monotonic() < deadline:  # until its disk is full
             outputs.append(engine.generate(ids(seed, 150)))
             seed += 1
-        assert tail.stdout.readline()  # it reads
+        assert tail.stdout.readline()
         tail.kill()
         tail.wait(10)
         told = recorder.communicate(timeout=10)[1].strip().splitlines()
