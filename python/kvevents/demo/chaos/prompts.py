@@ -1,14 +1,17 @@
-"""The prompts of a quiet point: what was asked lately, as it was and in variations."""
+"""The prompts of a quiet point: what was asked lately, as it was and in variations; and their answers."""
 
 from __future__ import annotations
 
 import random
 from array import array
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvevents.simulate.workloads import random_tokens
 
-__all__ = ["Prompt", "choose_prompts"]
+if TYPE_CHECKING:
+    from kvevents.index import PrefixIndex
+
+__all__ = ["Prompt", "choose_prompts", "held_by"]
 
 
 class Prompt(NamedTuple):
@@ -36,3 +39,12 @@ def choose_prompts(recent: list[Prompt], count: int, seed: int) -> list[Prompt]:
             salt = "nobody's" if salt is None else None
         chosen.append(Prompt(tokens, salt))
     return chosen
+
+
+def held_by(index: PrefixIndex, sources: list[str], prompts: list[Prompt]) -> dict[str, array[int]]:
+    """By source: how many tokens of each prompt it holds, by the index."""
+    held = {name: array("I", bytes(4 * len(prompts))) for name in sources}
+    for i, prompt in enumerate(prompts):
+        for match in index.find(prompt.tokens, cache_salt=prompt.salt):
+            held[match.source][i] = match.tokens
+    return held

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import time
-from array import array
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from kvevents.demo.chaos.ledger import LedgerReader, ledger_path
+from kvevents.demo.chaos.prompts import held_by
 from kvevents.demo.chaos.verdict import FollowReport
 from kvevents.events import BlockRemoved, BlockStored, EventList, KVEventBatch
 from kvevents.index import PrefixIndex
@@ -144,14 +144,5 @@ def reader_main(
                 behind = [name for name, at in quiet[0].items() if followed[name].position != at]
                 if not behind or now - moved > options.silence_s / 2 or now > late:
                     reports = {name: one.report for name, one in followed.items()}
-                    pipe.send(("caught", (behind, reports, _answers(index, list(sources), quiet[1]))))
+                    pipe.send(("caught", (behind, reports, held_by(index, list(sources), quiet[1]))))
                     quiet = None
-
-
-def _answers(index: PrefixIndex, sources: list[str], prompts: list[Prompt]) -> dict[str, array[int]]:
-    """By source: how many tokens of each prompt it holds, by the index."""
-    held = {name: array("I", bytes(4 * len(prompts))) for name in sources}
-    for i, prompt in enumerate(prompts):
-        for match in index.find(prompt.tokens, cache_salt=prompt.salt):
-            held[match.source][i] = match.tokens
-    return held

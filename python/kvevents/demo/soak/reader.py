@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from array import array
 from typing import TYPE_CHECKING, NamedTuple
 
+from kvevents.demo.chaos.prompts import held_by
 from kvevents.demo.soak.verdict import ReaderReport
 from kvevents.index import PrefixIndex
 from kvevents.resident import ResidentSet
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kvevents.demo.chaos.prompts import Prompt
     from kvevents.subscribe import Item
 
-__all__ = ["End", "Seen", "held_by", "reader_main"]
+__all__ = ["End", "Seen", "reader_main"]
 
 _REPORT_EVERY_S = 1.0
 TIMING = Timing(silence_s=0.4, replay_timeout_s=1.0)
@@ -81,15 +81,6 @@ class Seen:
             if self.set.digest(name) != end.digest
             or self.index.digest(name, self.sources[name]) != end.digest
         ]
-
-
-def held_by(index: PrefixIndex, sources: list[str], prompts: list[Prompt]) -> dict[str, array[int]]:
-    """By source: how many tokens of each prompt it holds, by the index."""
-    held = {name: array("I", bytes(4 * len(prompts))) for name in sources}
-    for i, prompt in enumerate(prompts):
-        for match in index.find(prompt.tokens, cache_salt=prompt.salt):
-            held[match.source][i] = match.tokens
-    return held
 
 
 def reader_main(pipe: Connection, sources: dict[str, tuple[int, str, str]], silence_s: float) -> None:
